@@ -1,0 +1,222 @@
+"""The frozen values that travel between the floors. No behaviour beyond naming themselves, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Evidence = Literal["proven", "probed", "assumed"]
+State = Literal["ok", "lost", "hung", "asleep"]
+
+EVIDENCE: tuple[Evidence, ...] = ("proven", "probed", "assumed")
+STATES: tuple[State, ...] = ("ok", "lost", "hung", "asleep")
+
+FAULT_REASONS: tuple[str, ...] = (
+    "crashed",
+    "device-lost",
+    "driver-error",
+    "driver-mismatch",
+    "driver-not-loaded",
+    "driver-too-old",
+    "hung",
+    "internal-error",
+    "library-missing",
+    "no-devices",
+    "no-permission",
+    "stale",
+    "starting",
+    "unsupported",
+)
+"""Every ``reason`` that a backend fault may carry: a closed list, so that the series of each exist from the start."""
+
+
+class DeviceKey(msgspec.Struct, frozen=True, order=True):
+    """Who a device is; the only thing anything is ever joined on. Never made from an index.
+
+    ``identity`` is the vendor's UUID (NVIDIA GPU and MIG), else the PCI address with ``/xcpN`` (AMD partition) or
+    ``/tN`` (Intel tile) appended where the device is not the whole card.
+    """
+
+    vendor: str
+    identity: str
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device of the host: a whole card, or a part of one that a runtime can hand out by itself.
+
+    ``physical_index`` is what the vendor's tool prints now; a part carries its board's. None where the library does
+    not say, for example while the card is asleep. ``partition`` is ``"<GPU instance>/<compute instance>"`` for MIG
+    and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
+    """
+
+    key: DeviceKey
+    physical_index: int | None
+    pci_bus_id: str
+    uuid: str = ""
+    name: str = ""
+    memory_total_bytes: int | None = None
+    minor_number: int | None = None
+    partition: str = ""
+    parent: DeviceKey | None = None
+    temperature_sensor: str = ""
+    mig_mode: bool | None = None
+    mig_index: int | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """One value, in base units. ``metric`` is a key of :data:`exporter.catalog.READINGS`."""
+
+    metric: str
+    key: DeviceKey
+    value: float
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that failed: ``reason`` from :data:`FAULT_REASONS`, ``key`` None when it is the whole backend's."""
+
+    reason: str
+    detail: str
+    key: DeviceKey | None = None
+
+
+class DeviceState(msgspec.Struct, frozen=True, array_like=True):
+    """The one state that holds for a device in this cycle."""
+
+    key: DeviceKey
+    state: State
+
+
+class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one vendor's worker found in one cycle.
+
+    ``whole`` is False while the library counts a card that could not be identified, so that no index may be trusted.
+    ``devices`` holds cards that are lost, hung or asleep as they were last known; only ``ok`` ones have readings.
+    """
+
+    vendor: str
+    driver_version: str
+    whole: bool
+    devices: tuple[Device, ...]
+    states: tuple[DeviceState, ...]
+    readings: tuple[Reading, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend in one cycle: a sample, or the fault that explains why there is none."""
+
+    vendor: str
+    sample: VendorSample | None = None
+    fault: Fault | None = None
+    duration_seconds: float | None = None
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the workload and its host beside the environment; None always means *not known*.
+
+    ``frontend`` is ``"none"`` where the ordinals are known to be the runtime's own. ``reach`` holds the keys of the
+    devices that the process can open; a board in it brings its parts.
+    """
+
+    reach: frozenset[DeviceKey] | None = None
+    driver_branch: int | None = None
+    driver: str | None = None
+    frontend: str | None = None
+    api: str | None = None
+    os: str | None = None
+    backend: str | None = None
+    space: str | None = None
+    probe: str | None = None
+    container: bool | None = None
+    multi_driver_library: bool | None = None
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """What one mask variable did: ``text`` as set (None: unset), how many devices it left, where it stopped and why."""
+
+    variable: str
+    text: str | None
+    left: int
+    stopped: str = ""
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """One ordinal's device and how it is known."""
+
+    key: DeviceKey
+    evidence: Evidence
+    fleet_index: int
+
+
+class Inversion(msgspec.Struct, frozen=True):
+    """A mask inverted: the devices by fleet index (none, when the mask hides all), and what each layer did."""
+
+    devices: tuple[Resolved, ...]
+    layers: tuple[Layer, ...] = ()
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A mask that cannot be inverted: ``code`` is one of :data:`exporter.refusals.REFUSALS`."""
+
+    code: str
+    detail: str
+    layers: tuple[Layer, ...] = ()
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A named workload with an environment.
+
+    ``runtimes`` are tried each for its own vendors; ``vendors`` narrows them to some (None: all). ``reach`` lists
+    UUIDs and PCI addresses; None states that the workload can open every device of the host.
+    """
+
+    name: str
+    runtimes: tuple[str, ...]
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    reach: tuple[str, ...] | None = None
+    vendors: tuple[str, ...] | None = None
+
+
+class FleetMapping(msgspec.Struct, frozen=True):
+    """One fleet under one runtime, inverted or refused."""
+
+    fleet: str
+    runtime: str
+    outcome: Inversion | Refusal
+
+
+class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend's row: up, how long its cycle took, the fault that holds, and its faults so far by reason."""
+
+    vendor: str
+    up: bool
+    duration_seconds: float | None
+    fault: Fault | None
+    faults_total: Mapping[str, int]
+    driver_version: str = ""
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """One inverted ordinal: the fleet's number and the device behind it, as the device is in this cycle."""
+
+    fleet: str
+    runtime: str
+    fleet_index: int
+    evidence: Evidence
+    device: Device
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One cycle, complete: data and health side by side. Everything on a page comes from here."""
+
+    backends: tuple[BackendStatus, ...]
+    devices: tuple[Device, ...]
+    states: Mapping[DeviceKey, State]
+    readings: Mapping[DeviceKey, Mapping[str, float]]
+    driver_versions: Mapping[str, str]
+    mappings: tuple[FleetMapping, ...]
+    bindings: tuple[Binding, ...]
