@@ -1,0 +1,230 @@
+"""A host's devices and how to find one: by key, UUID prefix or PCI address. And the saved form of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from exporter.errors import InventoryFileError
+from exporter.model import Device, DeviceKey
+from exporter.units import pci_bus_id
+
+_UUID_VENDORS = ("nvidia", "simulated")
+
+
+class Inventory(msgspec.Struct, frozen=True, dict=True):
+    """Devices of one or more vendors. ``whole`` is False while a card of the host is known to be missing from it."""
+
+    devices: tuple[Device, ...] = ()
+    whole: bool = True
+
+    def boards(self) -> tuple[Device, ...]:
+        """Whole cards in ascending PCI address, which is also the order of NVIDIA's index."""
+        whole_cards = (device for device in self.devices if device.parent is None)
+        return tuple(sorted(whole_cards, key=lambda device: pci_sort_key(device.pci_bus_id)))
+
+    def parts(self, board: DeviceKey) -> tuple[Device, ...]:
+        """The devices that are parts of the given card, in the library's order."""
+        return tuple(device for device in self.devices if device.parent == board)
+
+    def find(self, key: DeviceKey) -> Device | None:
+        """The device of that key; a key that is a PCI address finds the card that has since told its UUID."""
+        found = self.by_key.get(key)
+        if found is not None or pci_bus_id(key.identity) is None:
+            return found
+        return next((card for card in self.boards() if (card.key.vendor, card.pci_bus_id) == _address(key)), None)
+
+    @property
+    def by_key(self) -> Mapping[DeviceKey, Device]:
+        """Devices by key, built once."""
+        cached: Mapping[DeviceKey, Device] | None = self.__dict__.get("by_key")
+        if cached is None:
+            cached = self.__dict__["by_key"] = {device.key: device for device in self.devices}
+        return cached
+
+    def of(self, vendor: str) -> Inventory:
+        """The same inventory narrowed to one vendor."""
+        return Inventory(tuple(device for device in self.devices if device.key.vendor == vendor), self.whole)
+
+    def named(self, text: str) -> Device | None:
+        """The device that a full UUID or a PCI address names."""
+        address = pci_bus_id(text)
+        for device in self.devices:
+            if device.uuid == text or (address is not None and device.parent is None and device.pci_bus_id == address):
+                return device
+        return None
+
+
+def _address(key: DeviceKey) -> tuple[str, str | None]:
+    return key.vendor, pci_bus_id(key.identity)
+
+
+def pci_sort_key(address: str) -> tuple[int, ...]:
+    """Numbers to sort PCI addresses by: domains have four digits or more, so text does not sort them."""
+    return tuple(int(part, 16) for part in address.replace(".", ":").split(":")) if pci_bus_id(address) else (2**32,)
+
+
+class MigRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A MIG device in a saved inventory; ``index`` is NVML's, with holes."""
+
+    index: int
+    uuid: str
+    gi: int
+    ci: int
+    name: str = ""
+    memory_total_bytes: int | None = None
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A card in a saved inventory: the vendor tool's index, the identities, and what a runtime's order may need."""
+
+    index: int | None
+    uuid: str | None
+    pci: str | None
+    mig: list[MigRow] = []
+    name: str = ""
+    vendor: str | None = None
+    mig_mode: bool | None = None
+    memory_total_bytes: int | None = None
+    minor: int | None = None
+    accessible: bool | None = None
+    kfd_node: int | None = None
+    xcp: int | None = None
+    hsa_isa_ok: bool | None = None
+    hip_ok: bool | None = None
+    tiles: int | None = None
+    hpc: bool | None = None
+    integrated: bool | None = None
+    product_family_rank: int | None = None
+    vk_type: str | None = None
+    driver: str | None = None
+    fp16_storage: bool | None = None
+
+
+def to_rows(inventory: Inventory) -> list[dict[str, Any]]:
+    """The inventory as plain data, one mapping a card; :func:`from_rows` reads it back."""
+    rows = [_row_of(card, inventory.parts(card.key)) for card in inventory.boards()]
+    return [{"mig": [], **msgspec.to_builtins(row)} for row in rows]
+
+
+def _row_of(card: Device, parts: Sequence[Device]) -> Row:
+    return Row(
+        index=card.physical_index,
+        uuid=card.uuid or None,
+        pci=card.pci_bus_id or None,
+        mig=[_mig_row_of(part) for part in parts],
+        name=card.name,
+        vendor=card.key.vendor,
+        mig_mode=card.mig_mode,
+        memory_total_bytes=card.memory_total_bytes,
+        minor=card.minor_number,
+    )
+
+
+def _mig_row_of(part: Device) -> MigRow:
+    return MigRow(
+        index=part.mig_index or 0,
+        uuid=part.uuid,
+        gi=part.gpu_instance or 0,
+        ci=part.compute_instance or 0,
+        name=part.name,
+        memory_total_bytes=part.memory_total_bytes,
+    )
+
+
+def from_rows(rows: Iterable[Row], vendor: str) -> tuple[Inventory, frozenset[DeviceKey] | None]:
+    """The inventory that the rows describe, and the reach that their ``accessible`` flags state (None: no flags).
+
+    ``vendor`` is whose cards the rows are where they do not say.
+    """
+    devices: list[Device] = []
+    reach: set[DeviceKey] = set()
+    flagged = False
+    for row in rows:
+        card = _device_of(row, row.vendor or vendor)
+        devices += [card, *(_part_of(part, card) for part in row.mig)]
+        flagged = flagged or row.accessible is not None
+        if row.accessible is not False:
+            reach.add(card.key)
+    return Inventory(tuple(devices)), frozenset(reach) if flagged else None
+
+
+def _device_of(row: Row, vendor: str) -> Device:
+    address = pci_bus_id(row.pci or "") or ""
+    return Device(
+        key=DeviceKey(vendor, _identity(row, vendor, address)),
+        physical_index=row.index,
+        pci_bus_id=address,
+        uuid=row.uuid or "",
+        name=row.name,
+        memory_total_bytes=row.memory_total_bytes,
+        minor_number=row.minor,
+        mig_mode=True if row.mig and row.mig_mode is None else row.mig_mode,
+    )
+
+
+def _identity(row: Row, vendor: str, address: str) -> str:
+    if row.uuid and vendor in _UUID_VENDORS:
+        return row.uuid
+    return address if row.xcp is None else f"{address}/xcp{row.xcp}"
+
+
+def _part_of(row: MigRow, card: Device) -> Device:
+    return Device(
+        key=DeviceKey(card.key.vendor, row.uuid),
+        physical_index=card.physical_index,
+        pci_bus_id=card.pci_bus_id,
+        uuid=row.uuid,
+        name=row.name,
+        memory_total_bytes=row.memory_total_bytes,
+        partition=f"{row.gi}/{row.ci}",
+        parent=card.key,
+        mig_index=row.index,
+        gpu_instance=row.gi,
+        compute_instance=row.ci,
+    )
+
+
+def read_rows(path: str) -> list[Row]:
+    """The rows of a saved inventory file, YAML or JSON: a list of cards, or a mapping whose ``devices`` is one.
+
+    Raises :class:`InventoryFileError` naming the file and the row.
+    """
+    data = _read_yaml(path)
+    if isinstance(data, dict) and "devices" in data:
+        data = data["devices"]
+    if not isinstance(data, list):
+        raise InventoryFileError(f"{path}: expected a list of cards, as `inventory --format yaml` prints it")
+    try:
+        rows = msgspec.convert(data, list[Row])
+    except msgspec.ValidationError as error:
+        raise InventoryFileError(f"{path}: {str(error).replace('`', chr(39))}") from error
+    _check_rows(path, rows)
+    return rows
+
+
+def _read_yaml(path: str) -> Any:
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InventoryFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InventoryFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def _check_rows(path: str, rows: Sequence[Row]) -> None:
+    seen: dict[tuple[str | None, str], int] = {}
+    for number, row in enumerate(rows):
+        identity = row.uuid or row.pci
+        if not identity:
+            raise InventoryFileError(f"{path}: card {number} has neither uuid nor pci: expected one of them")
+        if row.pci and pci_bus_id(row.pci) is None:
+            raise InventoryFileError(f"{path}: card {number}: pci is '{row.pci}', expected such as 0000:17:00.0")
+        name = (row.pci, f"{identity}/{row.xcp}")
+        if name in seen:
+            raise InventoryFileError(f"{path}: card {number} repeats card {seen[name]} ({identity})")
+        seen[name] = number

@@ -1,0 +1,27 @@
+"""Visible-device masks inverted: an environment and an inventory in, identities by fleet index out, or a refusal.
+
+Pure: no environment, file or clock is read here, and any text at all ends in an answer or a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exporter.inventory import Inventory
+from exporter.masks import cuda, host
+from exporter.masks.base import Runtime
+from exporter.model import Context, Inversion, Refusal
+
+__all__ = ["DEFAULT_RUNTIMES", "RUNTIMES", "Runtime", "invert"]
+
+RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (cuda.RUNTIME, host.RUNTIME)}
+
+DEFAULT_RUNTIMES: tuple[str, ...] = tuple(name for name, runtime in RUNTIMES.items() if runtime.default)
+
+
+def invert(runtime: str, env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
+    """Undo the masks of ``env`` as ``runtime`` reads them, over the devices of one vendor.
+
+    Raises ``KeyError`` for a runtime that is not in :data:`RUNTIMES`; never anything else.
+    """
+    return RUNTIMES[runtime].invert(env, inventory, context)

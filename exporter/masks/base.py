@@ -1,0 +1,28 @@
+"""What a runtime is to the registry. No parsing here: no two runtimes read their masks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from exporter.inventory import Inventory
+from exporter.model import Context, Inversion, Refusal
+
+Invert = Callable[[Mapping[str, str], Inventory, Context], Inversion | Refusal]
+
+
+class Runtime(NamedTuple):
+    """One runtime's numbering.
+
+    ``vendors`` are those whose devices it numbers (empty: every vendor's). ``masks`` are the variables that choose or
+    order devices; ``variables`` are all that its inversion reads. ``default`` runtimes serve a fleet that names none.
+    ``moving`` runtimes follow the inventory of each cycle; the others are bound once, when the settings are loaded.
+    """
+
+    name: str
+    vendors: tuple[str, ...]
+    masks: tuple[str, ...]
+    variables: tuple[str, ...]
+    default: bool
+    moving: bool
+    invert: Invert

@@ -1,0 +1,133 @@
+"""CUDA: ``CUDA_VISIBLE_DEVICES`` over ``CUDA_DEVICE_ORDER``.
+
+A mask of UUIDs needs no order. A mask of numbers, or none, counts the reachable cards in the driver's order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from exporter.inventory import Inventory
+from exporter.masks.base import Runtime
+from exporter.masks.cuda_readings import MASK, Host, RefusedError, Target, targets
+from exporter.model import Context, Device, DeviceKey, Evidence, Inversion, Layer, Refusal, Resolved
+
+ORDER, MPS, VIRTUAL = "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "GGML_CUDA_DEVICES"
+
+_COUNT = re.compile(r"[ \t\n\v\f\r]*\+?([0-9]{1,9})")
+
+_MANY_INSTANCES_SINCE_BRANCH = 570
+_MOST_INSTANCES = 64
+_MOST_VIRTUAL_DEVICES = 16
+_MEMORY_TOLERANCE = 0.05
+
+
+def _reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Host:
+    boards, everything = inventory.boards(), inventory.devices
+    parts = tuple(device for device in everything if device.parent is not None)
+    if reach is not None:
+        parts = tuple(part for part in parts if part.key in reach or part.parent in reach)
+        seen = reach | {part.parent for part in parts}
+        boards = tuple(board for board in boards if board.key in seen)
+    return Host(boards, parts, len(boards), inventory.whole, reach is not None)
+
+
+def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
+    """The devices that a CUDA process with this environment numbers 0..n-1, over one vendor's inventory."""
+    host = _reachable(inventory, context.reach)
+    mask = env.get(MASK)
+    layer = Layer(MASK, mask, 0)
+    try:
+        chosen, stopped = targets(mask, host)
+        layer = Layer(MASK, mask, len(chosen), stopped)
+        evidence = _evidence(env, host, chosen)
+        devices = _instances([_device(target, host) for target in chosen], host, context.driver_branch)
+        keys = _virtual(env.get(VIRTUAL), [device.key for device in devices], context.frontend)
+    except RefusedError as refusal:
+        return Refusal(refusal.code, refusal.detail, (layer,))
+    return Inversion(tuple(Resolved(key, evidence, index) for index, key in enumerate(keys)), (layer,))
+
+
+def _device(target: Target, host: Host) -> Device:
+    if isinstance(target, int):
+        return host.cards[target]
+    return next(device for device in (*host.cards, *host.parts) if device.key == target)
+
+
+def _evidence(env: Mapping[str, str], host: Host, chosen: Sequence[Target]) -> Evidence:
+    """How surely numbers count cards in PCI order; a mask of identities, and a single card, need no order."""
+    if len(host.cards) < 2 or not chosen or not isinstance(chosen[0], int):
+        return "proven"
+    if env.get(MPS):
+        raise RefusedError("mps", f"{MPS} is set: the mask's numbers are the MPS server's")
+    order = env.get(ORDER) or None
+    if order == "PCI_BUS_ID":
+        return "proven"
+    if order is None and _alike(host.cards):
+        return "assumed"
+    names = ", ".join(sorted({card.name or "unnamed" for card in host.cards}))
+    said = f"is {order!r}" if order else "is not set"
+    raise RefusedError("order-unknown", f"{ORDER} {said} and the process can open {len(host.cards)} cards: {names}")
+
+
+def _alike(cards: Sequence[Device]) -> bool:
+    """Nothing that could sort the cards tells them apart: same model, same memory, same MIG mode."""
+    sizes = [card.memory_total_bytes for card in cards if card.memory_total_bytes]
+    return (
+        len({card.name for card in cards}) == 1
+        and bool(cards[0].name)
+        and len({bool(card.mig_mode) for card in cards}) == 1
+        and (not sizes or max(sizes) - min(sizes) <= _MEMORY_TOLERANCE * max(sizes))
+    )
+
+
+def _instances(devices: Sequence[Device], host: Host, driver_branch: int | None) -> Sequence[Device]:
+    """A card in MIG mode stands for its one instance; how many instances are visible depends on the driver branch."""
+    resolved = [_stand_in(device, host) for device in devices]
+    instances = [device for device in resolved if device.parent is not None]
+    if instances and len(instances) < len(resolved):
+        raise RefusedError("mig-mixed", "whole GPUs and MIG instances would be visible together")
+    if len(instances) < 2:
+        return resolved
+    if driver_branch is None:
+        raise RefusedError("mig-driver-unknown", f"{len(instances)} MIG instances, and the driver branch is not known")
+    if driver_branch < _MANY_INSTANCES_SINCE_BRANCH:
+        return instances[:1]
+    if len({(part.parent, part.gpu_instance) for part in instances}) < len(instances):
+        raise RefusedError("mig-multiplicity", "two compute instances of one GPU instance: CUDA shows one of them")
+    if len(instances) > _MOST_INSTANCES:
+        raise RefusedError("mig-multiplicity", f"{len(instances)} MIG instances: CUDA shows {_MOST_INSTANCES} of them")
+    return instances
+
+
+def _stand_in(device: Device, host: Host) -> Device:
+    instances = host.instances(device)
+    if device.parent is not None or not (device.mig_mode or instances):
+        return device
+    if len(instances) == 1:
+        return instances[0]
+    raise RefusedError("mig-multiplicity", f"{device.uuid} is in MIG mode with {len(instances)} instances")
+
+
+def _virtual(text: str | None, keys: list[DeviceKey], frontend: str | None) -> list[DeviceKey]:
+    """llama.cpp's virtual devices, ordinal i on card i mod n; elsewhere the variable means nothing."""
+    match = None if text is None else _COUNT.match(text)
+    if not keys or match is None or int(match[1]) == 0 or frontend not in (None, "llama.cpp"):
+        return keys
+    wanted = min(int(match[1]), _MOST_VIRTUAL_DEVICES)
+    virtual = [keys[index % len(keys)] for index in range(wanted)]
+    if frontend is None and virtual != keys:
+        raise RefusedError("frontend-order", f"{VIRTUAL}={text}: llama.cpp would number {wanted} virtual devices")
+    return virtual
+
+
+RUNTIME = Runtime(
+    name="cuda",
+    vendors=("nvidia", "simulated"),
+    masks=(MASK, ORDER),
+    variables=(MASK, ORDER, MPS, VIRTUAL),
+    default=True,
+    moving=False,
+    invert=invert,
+)

@@ -1,0 +1,147 @@
+"""Runs files of worked masks against :func:`exporter.masks.invert`: ``python -m tests.mask_vectors FILE...``
+
+Two formats: a YAML document with ``inventories`` and ``vectors`` (each with ``expect`` and perhaps ``also_ok``), and
+JSON lines, the first with ``inventories``, the others with what a runtime's own parser answered (``real``). Each vector
+that fails is printed; the closing lines count per runtime. Exit 1 if any was wrong, 2 if a file cannot be read.
+
+The defaults that the formats imply (whole-host reach, no front end, ...) are assumed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from exporter.inventory import Inventory, Row, from_rows
+from exporter.masks import RUNTIMES, invert
+from exporter.model import Context, DeviceKey, Refusal
+
+COUNTS = ("right", "wrong", "refused")
+VENDORS = {"cuda": "nvidia", "rocm": "amd", "level_zero": "intel", "sycl": "intel", "vulkan": "vulkan"}
+
+
+class Vector(NamedTuple):
+    """One worked mask. ``accepted`` lists every right answer, ``("visible", ids)`` or ``("refuse", code)``."""
+
+    name: str
+    runtime: str
+    rows: list[dict[str, Any]]
+    env: Mapping[str, str]
+    context: Mapping[str, Any]
+    accepted: tuple[tuple[str, Any], ...]
+    from_parser: bool
+
+
+def load(path: Path) -> Iterator[Vector]:
+    """The vectors of a file of either format."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl" or text.startswith("{"):
+        yield from _json_lines(text, path.name)
+    else:
+        yield from _yaml_vectors(yaml.safe_load(text))
+
+
+def _yaml_vectors(document: Mapping[str, Any]) -> Iterator[Vector]:
+    for item in document["vectors"]:
+        answers = [item["expect"], *item.get("also_ok", [])]
+        accepted = tuple(_answer(answer) for answer in answers)
+        rows = document["inventories"][item["inventory"]]
+        yield Vector(item["id"], item["runtime"], rows, item["env"], item.get("context") or {}, accepted, False)
+
+
+def _answer(answer: Mapping[str, Any]) -> tuple[str, Any]:
+    if "refuse" in answer:
+        return "refuse", str(answer["refuse"]).split(":")[0].strip()
+    return "visible", list(answer["visible"])
+
+
+def _json_lines(text: str, name: str) -> Iterator[Vector]:
+    lines = text.splitlines()
+    inventories = json.loads(lines[0])["inventories"]
+    for number, line in enumerate(lines[1:], start=2):
+        if line.strip():
+            item = json.loads(line)
+            real: tuple[str, Any] = ("throws", None) if item["real"] == "throws" else ("visible", item["real"])
+            rows = inventories[item["inventory"]]
+            context = item.get("context") or {}
+            yield Vector(f"{name}:{number}", item["runtime"], rows, item["env"], context, (real,), True)
+
+
+def answer(vector: Vector) -> tuple[str, Any]:
+    """What the exporter says: ``("visible", identities)`` or ``("refuse", code)``."""
+    rows = [msgspec.convert(row, Row) for row in vector.rows]
+    inventory, reach = from_rows(rows, VENDORS[vector.runtime])
+    outcome = invert(vector.runtime, vector.env, inventory, _context(vector.context, inventory, reach))
+    if isinstance(outcome, Refusal):
+        return "refuse", outcome.code
+    return "visible", [resolved.key.identity for resolved in outcome.devices]
+
+
+def _context(given: Mapping[str, Any], inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Context:
+    implied: dict[str, Any] = {
+        "driver": "current",
+        "frontend": "none",
+        "api": "hip",
+        "os": "linux",
+        "backend": "level_zero",
+        "space": "enumeration",
+        "probe": "same_env",
+        "container": False,
+        "multi_driver_library": False,
+    }
+    known = {**implied, **{key: value for key, value in given.items() if key != "reach"}}
+    everything = frozenset(device.key for device in inventory.devices)
+    measured = None if given.get("reach") == "unknown" else everything if reach is None else reach
+    return Context(reach=measured, **known)
+
+
+def verdict(vector: Vector, got: tuple[str, Any]) -> str:
+    """``right``, ``wrong``, or ``refused``: the runtime's parser answered and the exporter would not."""
+    if got in vector.accepted:
+        return "right"
+    if vector.from_parser and vector.accepted[0][0] == "throws":
+        return "right" if got[0] == "refuse" or got[1] == [] else "wrong"
+    return "refused" if vector.from_parser and got[0] == "refuse" else "wrong"
+
+
+def run(paths: list[Path]) -> int:
+    """Prints failures and counts; 0 when nothing was wrong."""
+    counts: Counter[tuple[str, str]] = Counter()
+    unknown: Counter[str] = Counter()
+    for vector in (vector for path in paths for vector in load(path)):
+        if vector.runtime not in RUNTIMES:
+            unknown[vector.runtime] += 1
+            continue
+        got = answer(vector)
+        result = verdict(vector, got)
+        counts[vector.runtime, result] += 1
+        if result != "right":
+            print(f"{result}: {vector.name}: {dict(vector.env)}: got {got}, expected {vector.accepted}")
+    for runtime in sorted({runtime for runtime, _ in counts}):
+        print(f"{runtime}: " + ", ".join(f"{counts[runtime, kind]} {kind}" for kind in COUNTS))
+    for runtime, number in sorted(unknown.items()):
+        print(f"{runtime}: {number} not run, this version has no such runtime")
+    return 1 if any(counts[key] for key in counts if key[1] == "wrong") else 0
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; prints a sentence and returns 2 when a file cannot be read."""
+    if not arguments:
+        print("usage: python -m tests.mask_vectors FILE...", file=sys.stderr)
+        return 2
+    try:
+        return run([Path(argument) for argument in arguments])
+    except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
+        print(f"cannot read a vector file: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
