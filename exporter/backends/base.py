@@ -1,0 +1,57 @@
+"""What a vendor backend is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from exporter.model import Device, Fault, Reading
+
+
+class CardReport(NamedTuple):
+    """One card read once: the card and its parts as they are now, their readings, and the calls that failed."""
+
+    devices: tuple[Device, ...]
+    readings: tuple[Reading, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+class Backend(Protocol):
+    """Reads one vendor's devices, inside that vendor's worker process and nowhere else.
+
+    1. ``__init__`` does nothing; the vendor package is imported inside :meth:`open`, and whatever that raises becomes
+       ``BackendAbsent`` with a reason.
+    2. No reading instead of a sentinel: the vendor's all-ones, -1, 255 degrees and "N/A" are absence, decided here.
+    3. No identity, no device. A UUID, a path or an index is never built from another number.
+    4. Base units only, through :mod:`exporter.units`. Counters raw and monotonic.
+    5. A failing call costs one reading (a fault in the report); a lost card costs its own rows (``DeviceLost``); only
+       a lost library costs the backend (``BackendAbsent``).
+    6. A table of (metrics, call, conversion) and one loop; a hand-written branch carries the reason.
+    7. Read-only, and nothing is woken: a card asleep raises ``DeviceAsleep`` before any call on it.
+    8. No re-initialisation in place: a fresh start is a fresh process.
+
+    Every method but ``__init__`` may hang in the driver; the worker calls each from a lane of its own. ``open`` and
+    ``slots`` share a lane; ``read`` runs in one lane a slot, at the same time as the others.
+    """
+
+    vendor: str
+    driver_version: str
+
+    def open(self) -> None:
+        """Load and start the library. Raises ``BackendAbsent``."""
+
+    def slots(self) -> Sequence[str]:
+        """Names of the places where the library has a card now, at least one. Raises ``BackendAbsent``."""
+
+    def read(self, slot: str) -> CardReport:
+        """Identify the card in a slot, and read it and its parts.
+
+        Raises ``DeviceLost``, ``DeviceAsleep`` (both: the card keeps its place), ``DeviceFault`` (who is there is not
+        known) and ``BackendAbsent``. An empty report means that the slot has no card of ours.
+        """
+
+    def asleep(self, slot: str) -> tuple[Device, ...]:
+        """What is known of a sleeping card and its parts without waking it: as last read, else a placeholder."""
+
+    def close(self) -> None:
+        """Let the library go."""

@@ -1,0 +1,312 @@
+"""NVIDIA: NVML through ``pynvml`` (the module of the package ``nvidia-ml-py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from exporter import pci, units
+from exporter.backends.base import CardReport
+from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
+from exporter.model import Device, DeviceKey, Fault, Reading
+
+VENDOR = "nvidia"
+
+_REASONS = {
+    3: "unsupported",
+    4: "no-permission",
+    9: "driver-not-loaded",
+    12: "library-missing",
+    13: "driver-too-old",
+    15: "device-lost",
+    18: "driver-mismatch",
+}
+# After these nothing works until the library is loaded anew: uninitialised, driver not loaded, library and driver of
+# different versions.
+_LIBRARY_LOST = (1, 9, 18)
+# Not supported, and a symbol that an older driver lacks: the reading does not exist here, which is no fault.
+_NOT_OFFERED = (3, 13)
+_NOT_SUPPORTED, _NOT_FOUND, _INVALID_ARGUMENT, _GPU_IS_LOST = 3, 6, 2, 15
+
+Values = Sequence[float | None]
+
+
+class Read(NamedTuple):
+    """One call: which metrics it gives, in the order of its values, and on what."""
+
+    metrics: tuple[str, ...]
+    call: Callable[[ModuleType, Any], Values]
+    boards: bool = True
+    parts: bool = True
+
+
+def _utilization(nvml: ModuleType, handle: Any) -> Values:
+    return (units.percent(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),)
+
+
+def _memory(nvml: ModuleType, handle: Any) -> Values:
+    """Free, used and total. Version 1 counts the driver's reserve as used, so it gives no ``used``."""
+    try:
+        info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        used = units.byte_count(info.used)
+    except nvml.NVMLError as error:
+        if error.value not in (*_NOT_OFFERED, nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+            raise
+        info, used = nvml.nvmlDeviceGetMemoryInfo(handle), None
+    total, free = units.memory_size(info.total), units.byte_count(info.free)
+    if total is None or (free is not None and free > total):
+        return None, None, total
+    return free, used, total
+
+
+def _temperature(nvml: ModuleType, handle: Any) -> Values:
+    sensor = nvml.NVML_TEMPERATURE_GPU
+    try:
+        return (units.celsius(nvml.nvmlDeviceGetTemperatureV(handle, sensor)),)
+    except nvml.NVMLError as error:
+        if error.value not in (*_NOT_OFFERED, nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+            raise
+        return (units.celsius(nvml.nvmlDeviceGetTemperature(handle, sensor)),)
+
+
+READS: tuple[Read, ...] = (
+    Read(("utilization",), _utilization),
+    Read(("memory_free", "memory_used", "memory_total"), _memory),
+    # The sensor is the board's; the library answers "invalid argument" for an instance.
+    Read(("temperature",), _temperature, parts=False),
+)
+
+
+class _Facts(NamedTuple):
+    """What does not change while a card is there."""
+
+    pci_bus_id: str
+    name: str
+    minor_number: int | None
+    memory_total_bytes: int | None
+
+
+class NvidiaBackend:
+    """NVML, initialised without attaching to any card, so that none is woken.
+
+    A slot is NVML's index; while a card of the driver is asleep, slots are PCI addresses instead, since asking NVML by
+    index would attach to, and wake, whichever card has it.
+    """
+
+    vendor = VENDOR
+
+    def __init__(self, sysfs: str, procfs: str) -> None:
+        self._sysfs, self._procfs = sysfs, procfs
+        self._nvml: ModuleType
+        self.driver_version = ""
+        self._facts: dict[str, _Facts] = {}
+        self._known: dict[str, tuple[Device, ...]] = {}
+
+    def open(self) -> None:
+        """Load and start NVML; raises ``BackendAbsent``."""
+        try:
+            import pynvml
+        except ImportError as error:
+            raise BackendAbsent("library-missing", f"the package nvidia-ml-py cannot be imported: {error}") from error
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
+            self.driver_version = pynvml.nvmlSystemGetDriverVersion()
+        except pynvml.NVMLError as error:
+            raise BackendAbsent(_reason(error), f"nvmlInitWithFlags: {error}") from error
+
+    def close(self) -> None:
+        """Let NVML go."""
+        self._nvml.nvmlShutdown()
+
+    def slots(self) -> Sequence[str]:
+        """NVML's indices, or PCI addresses while a card sleeps."""
+        bound = [card for card in pci.cards(self._sysfs, VENDOR) if pci.driver_of(self._sysfs, card) == VENDOR]
+        if any(pci.is_asleep(self._sysfs, card) for card in bound):
+            return sorted(bound)
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            raise BackendAbsent(_reason(error), f"nvmlDeviceGetCount: {error}") from error
+        if count == 0:
+            raise BackendAbsent("no-devices", "the driver is loaded and reports no GPU")
+        return [str(index) for index in range(count)]
+
+    def read(self, slot: str) -> CardReport:
+        """Identify and read the card in a slot."""
+        if units.pci_bus_id(slot) and pci.is_asleep(self._sysfs, slot):
+            raise DeviceAsleep(slot)
+        try:
+            handle, index = self._handle(slot)
+            if handle is None:
+                return CardReport((), ())
+            board = self._board(handle, index)
+            parts = list(self._parts(handle, board))
+        except self._nvml.NVMLError as error:
+            raise _card_error(error, slot) from error
+        self._known[board.pci_bus_id] = devices = (board, *(part for part, _ in parts))
+        readings: list[Reading] = []
+        faults: list[Fault] = []
+        for device, device_handle in ((board, handle), *parts):
+            self._read_device(device, device_handle, readings, faults)
+        return CardReport(devices, tuple(readings), tuple(faults))
+
+    def asleep(self, slot: str) -> tuple[Device, ...]:
+        """The card as last read, or what the driver's own ``/proc`` file says without touching the card."""
+        return self._known.get(slot) or (_placeholder(slot, _information(self._procfs, slot)),)
+
+    def _handle(self, slot: str) -> tuple[Any, int]:
+        nvml = self._nvml
+        if units.pci_bus_id(slot) is None:
+            return nvml.nvmlDeviceGetHandleByIndex(int(slot)), int(slot)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByPciBusId(slot)
+        except nvml.NVMLError as error:
+            if error.value == _NOT_FOUND:  # a card of the host that is not this container's
+                return None, -1
+            raise
+        return handle, nvml.nvmlDeviceGetIndex(handle)
+
+    def _board(self, handle: Any, index: int) -> Device:
+        uuid = self._uuid(handle)
+        facts = self._facts.get(uuid)
+        if facts is None:
+            facts = self._facts[uuid] = self._look_up(handle)
+        return Device(
+            key=DeviceKey(VENDOR, uuid),
+            physical_index=index,
+            pci_bus_id=facts.pci_bus_id,
+            uuid=uuid,
+            name=facts.name,
+            memory_total_bytes=facts.memory_total_bytes,
+            minor_number=facts.minor_number,
+            temperature_sensor="gpu",
+            mig_mode=self._mig_mode(handle),
+        )
+
+    def _uuid(self, handle: Any) -> str:
+        """The identity; without one there is no device (an integrated board whose driver supports no query)."""
+        uuid = self._nvml.nvmlDeviceGetUUID(handle)
+        if not isinstance(uuid, str) or not uuid.startswith(("GPU-", "MIG-")):
+            raise DeviceFault("unsupported", f"the driver gives {uuid!r} for a UUID")
+        return uuid
+
+    def _look_up(self, handle: Any) -> _Facts:
+        nvml = self._nvml
+        address = units.pci_bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+        if address is None:
+            raise DeviceFault("unsupported", "the driver gives no PCI address")
+        return _Facts(
+            address,
+            self._optional(nvml.nvmlDeviceGetName, handle) or "",
+            self._optional(nvml.nvmlDeviceGetMinorNumber, handle),
+            self._memory_total(handle),
+        )
+
+    def _memory_total(self, handle: Any) -> int | None:
+        info = self._optional(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+        return None if info is None else units.memory_size(info.total)
+
+    def _mig_mode(self, handle: Any) -> bool | None:
+        modes = self._optional(self._nvml.nvmlDeviceGetMigMode, handle)
+        return None if modes is None else modes[0] == self._nvml.NVML_DEVICE_MIG_ENABLE
+
+    def _optional(self, call: Callable[[Any], Any], handle: Any) -> Any:
+        """The call's answer; None where this card or driver has no such thing. A lost card is not *no such thing*."""
+        try:
+            return call(handle)
+        except self._nvml.NVMLError as error:
+            if error.value in (*_LIBRARY_LOST, _GPU_IS_LOST):
+                raise
+            return None
+
+    def _parts(self, handle: Any, board: Device) -> Iterator[tuple[Device, Any]]:
+        """The MIG devices of a board. Their indices have holes, so every one is tried."""
+        if not board.mig_mode:
+            return
+        nvml = self._nvml
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                yield self._part(part, index, board), part
+            except nvml.NVMLError as error:
+                if error.value not in (_NOT_FOUND, _NOT_SUPPORTED, _INVALID_ARGUMENT):
+                    raise
+
+    def _part(self, handle: Any, index: int, board: Device) -> Device:
+        nvml = self._nvml
+        gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+        compute_instance = nvml.nvmlDeviceGetComputeInstanceId(handle)
+        uuid = self._uuid(handle)
+        return Device(
+            key=DeviceKey(VENDOR, uuid),
+            physical_index=board.physical_index,
+            pci_bus_id=board.pci_bus_id,
+            uuid=uuid,
+            name=self._optional(nvml.nvmlDeviceGetName, handle) or "",
+            memory_total_bytes=self._memory_total(handle),
+            partition=f"{gpu_instance}/{compute_instance}",
+            parent=board.key,
+            mig_index=index,
+            gpu_instance=gpu_instance,
+            compute_instance=compute_instance,
+        )
+
+    def _read_device(self, device: Device, handle: Any, readings: list[Reading], faults: list[Fault]) -> None:
+        for row in READS:
+            if not (row.parts if device.parent else row.boards):
+                continue
+            try:
+                values = row.call(self._nvml, handle)
+            except self._nvml.NVMLError as error:
+                if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
+                    raise _card_error(error, device.uuid) from error
+                if error.value not in _NOT_OFFERED:
+                    faults.append(Fault(_reason(error), f"{', '.join(row.metrics)}: {error}", device.key))
+                continue
+            pairs = zip(row.metrics, values, strict=True)
+            readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
+
+
+def _reason(error: Any) -> str:
+    return _REASONS.get(error.value, "driver-error")
+
+
+def _card_error(error: Any, slot: str) -> BackendAbsent | DeviceFault | DeviceLost:
+    if error.value in _LIBRARY_LOST:
+        return BackendAbsent(_reason(error), str(error))
+    if error.value == _GPU_IS_LOST:
+        return DeviceLost(f"{slot}: {error}")
+    return DeviceFault(_reason(error), f"{slot}: {error}")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def _information(procfs: str, address: str) -> dict[str, str]:
+    """``/proc/driver/nvidia/gpus/<address>/information``: lines of ``Name:  value``; empty when it cannot be read."""
+    try:
+        text = Path(procfs, "driver/nvidia/gpus", address, "information").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _placeholder(address: str, information: dict[str, str]) -> Device:
+    """A card that was asleep from the start. Until the card was used once, the driver prints its UUID as ``????``."""
+    uuid = information.get("GPU UUID", "")
+    uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
+    minor = information.get("Device Minor", "")
+    return Device(
+        key=DeviceKey(VENDOR, uuid or address),
+        physical_index=None,
+        pci_bus_id=address,
+        uuid=uuid,
+        name=information.get("Model", ""),
+        minor_number=int(minor) if minor.isdecimal() else None,
+        temperature_sensor="gpu",
+    )

@@ -1,0 +1,75 @@
+"""Four cards of two models with moving values: for demonstrations, and only when the settings name it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from exporter.backends.base import CardReport
+from exporter.errors import BackendAbsent
+from exporter.model import Device, DeviceKey, Reading
+
+VENDOR = "simulated"
+
+_GIB = 2**30
+_MODELS = (("Simulated L40S", 48), ("Simulated L40S", 48), ("Simulated RTX 6000", 96), ("Simulated RTX 6000", 96))
+_PERIOD_SECONDS = 120.0
+
+
+def _device(index: int) -> Device:
+    uuid = f"GPU-{index:x}{index:x}{index:x}{index:x}51ed-0000-4000-8000-{index:012x}"
+    name, gib = _MODELS[index]
+    return Device(
+        key=DeviceKey(VENDOR, uuid),
+        physical_index=index,
+        pci_bus_id=f"0000:{0x21 + 0x20 * index:02x}:00.0",
+        uuid=uuid,
+        name=name,
+        memory_total_bytes=gib * _GIB,
+        minor_number=index,
+        temperature_sensor="gpu",
+    )
+
+
+class SimulatedBackend:
+    """Values follow a sine of the wall clock, each card in its own phase, around a level of its own."""
+
+    vendor = VENDOR
+    driver_version = "simulated"
+
+    def __init__(self, sysfs: str, procfs: str) -> None:
+        del sysfs, procfs
+        self._devices = tuple(_device(index) for index in range(len(_MODELS)))
+
+    def open(self) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def slots(self) -> Sequence[str]:
+        """The four indices."""
+        if not self._devices:
+            raise BackendAbsent("no-devices", "no simulated card")
+        return [str(index) for index in range(len(self._devices))]
+
+    def read(self, slot: str) -> CardReport:
+        """The card's values now."""
+        device = self._devices[int(slot)]
+        phase = time.time() / _PERIOD_SECONDS * math.tau + int(slot) * math.tau / len(_MODELS)
+        share = 0.2 + 0.15 * int(slot) + 0.15 * math.sin(phase)
+        total = device.memory_total_bytes or 0
+        used = int(total * share)
+        values = {
+            "utilization": float(round(100 * share)),
+            "memory_free": total - used,
+            "memory_used": used,
+            "memory_total": total,
+            "temperature": float(round(35 + 45 * share)),
+        }
+        return CardReport((device,), tuple(Reading(metric, device.key, value) for metric, value in values.items()))
+
+    def asleep(self, slot: str) -> tuple[Device, ...]:
+        """Simulated cards never sleep."""
+        return (self._devices[int(slot)],)

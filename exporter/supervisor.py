@@ -1,0 +1,249 @@
+"""The parent's handle on one vendor's worker: start, ask, hang verdict, reap, back off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from exporter import wire
+from exporter.model import Fault, VendorOutcome
+
+log = logging.getLogger("exporter.supervisor")
+
+# The worker answers this long before the scrape's deadline, so that its partial answer still makes the page.
+_ANSWER_MARGIN_SECONDS = 0.05
+# How long a scrape waits for a worker that did not answer the one before.
+_GRACE_SECONDS = 0.03
+_KILL_AFTER_SECONDS = 5.0
+_STEADY_AFTER_SECONDS = 30.0
+_REAP_POLL_SECONDS = 0.01
+# One arena for all lanes: glibc would give each thread its own, at a megabyte or more of resident memory.
+_WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+
+
+class Backoff(NamedTuple):
+    """Seconds before the n-th start after a failure, doubling from ``first`` up to ``most``."""
+
+    first: float = 1.0
+    most: float = 15.0
+
+    def delay(self, failures: int) -> float:
+        """0 before the first failure."""
+        return 0.0 if failures == 0 else float(min(self.first * 2 ** min(failures - 1, 16), self.most))
+
+
+class _Child:
+    """A running worker process and the socket to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], started: float) -> None:
+        self.process = process
+        self.started = started
+        self.writer: asyncio.StreamWriter
+        self.pending: asyncio.Future[wire.Answer] | None = None
+        self.pending_cycle = 0
+        self.pending_since = 0.0
+        self.sampled = False
+        self.retired = False  # it said that it ends by itself
+        self.terminated = False  # we ended it
+        self.task: asyncio.Task[None]
+
+
+class Supervisor:
+    """One vendor's worker. :meth:`ask` never raises and never waits past its deadline; call it from one task at a time.
+
+    ``hang_seconds`` is the hang verdict: a worker that does not answer for so long, or whose library does not start in
+    that time, is ended, and no second one is started before the first is reaped.
+    """
+
+    def __init__(
+        self,
+        vendor: str,
+        arguments: Sequence[str] = (),
+        *,
+        hang_seconds: float = 30.0,
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self.vendor = vendor
+        self.hang_seconds = hang_seconds
+        self._arguments = (sys.executable, "-m", "exporter.worker", vendor, *arguments)
+        self._backoff = backoff
+        self._child: _Child | None = None
+        self._cycle = 0
+        self._failures = 0
+        self._not_before = 0.0
+        self._fault = Fault("starting", "not asked yet")
+
+    async def ask(self, within_seconds: float) -> VendorOutcome:
+        """One cycle of the worker: its sample, or the fault that prevents one."""
+        started = time.monotonic()
+        until = started + within_seconds
+        answer = await self._answer(until)
+        duration = time.monotonic() - started
+        if isinstance(answer, Fault):
+            return VendorOutcome(vendor=self.vendor, fault=answer, duration_seconds=duration)
+        return VendorOutcome(vendor=self.vendor, sample=answer.sample, fault=answer.fault, duration_seconds=duration)
+
+    async def _answer(self, until: float) -> wire.Answer | Fault:
+        child = self._child
+        if child is None:
+            if time.monotonic() < self._not_before:
+                return self._fault
+            child = await self._start()
+        if child is None or child.retired or not await self._caught_up(child, until):
+            return self._fault
+        if self._child is not child or child.terminated:
+            return self._fault
+        return await self._exchange(child, until)
+
+    async def _caught_up(self, child: _Child, until: float) -> bool:
+        """Whether the worker has answered its earlier ask; that answer is too late to be served."""
+        pending = child.pending
+        if pending is None:
+            return True
+        now = time.monotonic()
+        if now - child.pending_since > self.hang_seconds:
+            self._end(child, f"no answer for {now - child.pending_since:.0f} s")
+        await asyncio.wait([pending], timeout=max(0.0, min(_GRACE_SECONDS, until - now)))
+        if not pending.done():
+            self._fault = Fault("hung", "the worker has not answered an earlier ask")
+            return False
+        child.pending = None
+        return not pending.cancelled()
+
+    async def _exchange(self, child: _Child, until: float) -> wire.Answer | Fault:
+        self._cycle += 1
+        child.pending = pending = asyncio.get_running_loop().create_future()
+        child.pending_cycle, child.pending_since = self._cycle, time.monotonic()
+        # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.
+        child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS)))
+        await asyncio.wait([pending], timeout=max(0.0, until - time.monotonic()))
+        if not pending.done():
+            return Fault("starting" if not child.sampled else "hung", "the worker did not answer by the deadline")
+        child.pending = None
+        if pending.cancelled():
+            return self._fault
+        return self._judged(child, pending.result())
+
+    def _judged(self, child: _Child, answer: wire.Answer) -> wire.Answer:
+        lived = time.monotonic() - child.started
+        if answer.sample is not None:
+            child.sampled = True
+            if lived > _STEADY_AFTER_SECONDS:
+                self._failures = 0
+        elif answer.fault is not None:
+            self._fault = answer.fault
+            if answer.final:
+                child.retired = True
+                self._failed(answer.fault)
+            elif not child.sampled and lived > self.hang_seconds:
+                self._end(child, answer.fault.detail)
+        return answer
+
+    async def _start(self) -> _Child | None:
+        ours, theirs = socket.socketpair()
+        try:
+            # Blocks for a few milliseconds, and only when a worker starts.
+            process = subprocess.Popen(
+                self._arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=os.environ | _WORKER_ENVIRONMENT
+            )
+        except OSError as error:
+            ours.close()
+            self._failed(Fault("crashed", f"the worker cannot be started: {error.strerror}"))
+            return None
+        finally:
+            theirs.close()
+        child = _Child(process, time.monotonic())
+        reader, child.writer = await asyncio.open_unix_connection(sock=ours)
+        child.task = asyncio.create_task(self._listen(child, reader))
+        self._child = child
+        log.debug("worker started", extra={"fields": {"vendor": self.vendor, "pid": process.pid}})
+        return child
+
+    async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
+        """Hand each answer to the ask that waits for it, until the worker closes its socket; then reap it."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            while True:
+                (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+                if length > wire.MAX_FRAME_BYTES:
+                    break
+                answer = wire.decode_answer(await reader.readexactly(length))
+                if child.pending and not child.pending.done() and answer.cycle == child.pending_cycle:
+                    child.pending.set_result(answer)
+        child.writer.close()
+        await self._reap(child)
+
+    async def _reap(self, child: _Child) -> None:
+        """Wait for a worker that closed its socket, killing it if it lingers, and note how it ended."""
+        closed = time.monotonic()
+        while child.process.poll() is None:
+            if time.monotonic() - closed > _KILL_AFTER_SECONDS:
+                child.process.kill()
+            await asyncio.sleep(_REAP_POLL_SECONDS)
+        if self._child is child:
+            self._child = None
+            if child.terminated:
+                self._failed(self._fault)
+            elif not child.retired:
+                self._failed(Fault("crashed", _ending(child.process.returncode)), at_once=self._failures == 0)
+        if child.pending is not None and not child.pending.done():
+            child.pending.cancel()
+
+    def _end(self, child: _Child, why: str) -> None:
+        """The hang verdict: SIGTERM, and later SIGKILL. The worker stays ours until it is reaped."""
+        if not child.terminated:
+            child.terminated = True
+            self._fault = Fault("hung", f"ended after {why}")
+            log.warning("worker ended", extra={"fields": {"vendor": self.vendor, "reason": why}})
+            child.process.send_signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(_KILL_AFTER_SECONDS, self._kill, child)
+
+    @staticmethod
+    def _kill(child: _Child) -> None:
+        if child.process.poll() is None:
+            child.process.kill()
+
+    def _failed(self, fault: Fault, *, at_once: bool = False) -> None:
+        self._fault = fault
+        self._failures += 1
+        delay = 0.0 if at_once else self._backoff().delay(self._failures)
+        self._not_before = time.monotonic() + delay
+
+    def kill(self) -> None:
+        """End the worker at once and do not wait for it."""
+        if self._child is not None:
+            self._child.process.kill()
+
+    async def stop(self, within_seconds: float = 1.0) -> None:
+        """End the worker, whatever its library does; a process that even SIGKILL cannot end is left behind."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.process.terminate()
+        for share, last in ((0.6, False), (0.4, True)):
+            until = time.monotonic() + share * within_seconds
+            while child.process.poll() is None and time.monotonic() < until:
+                await asyncio.sleep(_REAP_POLL_SECONDS)
+            if child.process.poll() is None and not last:
+                child.process.kill()
+        child.task.cancel()
+        child.writer.close()
+
+
+def _ending(returncode: int) -> str:
+    if returncode >= 0:
+        return f"the worker ended with status {returncode}"
+    try:
+        return f"the worker was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"the worker was ended by signal {-returncode}"

@@ -1,0 +1,281 @@
+"""The child process of one vendor: ``python -m exporter.worker VENDOR``, with the parent's socket as standard input.
+
+Every call into the vendor's library runs in a daemon thread (a lane): one for starting and counting, one for each slot.
+A call that does not return leaves its lane busy, costs that card its readings, and is not waited for again. What comes
+after its cycle's deadline is thrown away. The process leaves with ``os._exit``: a hung lane cannot be joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from exporter import backends
+from exporter.backends.base import Backend, CardReport
+from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
+from exporter.model import Device, DeviceKey, DeviceState, Fault, Reading, State, VendorSample
+from exporter.wire import HEADER, MAX_FRAME_BYTES, Answer, Ask, decode_ask, frame
+
+LIBRARY = "library"
+# A driver without persistence takes seconds to start; after this long its start counts as a hang.
+_STARTING_SECONDS = 10.0
+# How much of a cycle may go into counting the cards when it is known from before which there were.
+_COUNTING_SHARE = 0.25
+
+
+class Sleeping(NamedTuple):
+    """A slot whose card sleeps, and what is known of it."""
+
+    devices: tuple[Device, ...]
+
+
+Result = CardReport | Sleeping | Sequence[str] | BaseException
+
+
+class _Done(NamedTuple):
+    lane: str
+    cycle: int
+    result: Result
+
+
+class Lane:
+    """A daemon thread that runs one job at a time and puts each result into the shared queue."""
+
+    def __init__(self, name: str, done: queue.SimpleQueue[_Done]) -> None:
+        self.name = name
+        self.busy = False
+        self._done = done
+        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], Result]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"lane-{name}", daemon=True).start()
+
+    def submit(self, cycle: int, job: Callable[[], Result]) -> None:
+        """Start a job; only when not busy."""
+        self.busy = True
+        self._jobs.put((cycle, job))
+
+    def _run(self) -> None:
+        while True:
+            cycle, job = self._jobs.get()
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  (whatever a vendor's library raises costs this job alone)
+                result = error
+            self.busy = False
+            self._done.put(_Done(self.name, cycle, result))
+
+
+class Worker:
+    """Answers the parent's asks, one after the other."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._library = Lane(LIBRARY, self._done)
+        self._library_since = 0.0
+        self._opened = False
+        self._slots: Sequence[str] = ()
+        self._lanes: dict[str, Lane] = {}
+        self._known: dict[str, tuple[Device, ...]] = {}
+
+    def answer(self, ask: Ask) -> Answer:
+        """One cycle; returns by ``ask.until`` whatever the library does."""
+        try:
+            slots, fresh = self._count(ask)
+            if not slots:
+                return Answer(ask.cycle, fault=self._not_started())
+            results = self._read(slots, ask)
+            sample = self._compile(slots, results, fresh)
+        except BackendAbsent as absent:
+            return Answer(ask.cycle, fault=Fault(absent.reason, absent.detail), final=True)
+        return Answer(ask.cycle, sample=sample)
+
+    def _count(self, ask: Ask) -> tuple[Sequence[str], bool]:
+        """The slots, and whether they were counted in this cycle; none while the library is still starting."""
+        waited_for = not self._library.busy
+        if waited_for:
+            self._library_since = time.monotonic()
+            self._library.submit(ask.cycle, self._open_and_count)
+        now = time.monotonic()
+        share = _COUNTING_SHARE if self._slots else 1.0
+        results = self._collect({LIBRARY} if waited_for else set(), ask.cycle, now + share * (ask.until - now))
+        result = results.get(LIBRARY)
+        if isinstance(result, BackendAbsent):
+            raise result
+        if isinstance(result, BaseException):
+            raise BackendAbsent("internal-error", f"{type(result).__name__}: {result}")
+        if result is None or isinstance(result, CardReport | Sleeping):
+            return self._slots, False
+        self._slots = result
+        return result, True
+
+    def _open_and_count(self) -> Sequence[str]:
+        if not self._opened:
+            self._backend.open()
+            self._opened = True
+        return self._backend.slots()
+
+    def _not_started(self) -> Fault:
+        waited = time.monotonic() - self._library_since
+        reason = "starting" if waited < _STARTING_SECONDS else "hung"
+        return Fault(reason, f"the library has been starting for {waited:.0f} s")
+
+    def _read(self, slots: Sequence[str], ask: Ask) -> Mapping[str, Result]:
+        for gone in self._lanes.keys() - set(slots):
+            if not self._lanes[gone].busy:
+                del self._lanes[gone]
+        waiting = set()
+        for slot in slots:
+            lane = self._lanes.get(slot)
+            if lane is None:
+                lane = self._lanes[slot] = Lane(slot, self._done)
+            if not lane.busy:
+                lane.submit(ask.cycle, lambda slot=slot: self._read_slot(slot))  # type: ignore[misc]
+                waiting.add(slot)
+        return self._collect(waiting, ask.cycle, ask.until)
+
+    def _read_slot(self, slot: str) -> Result:
+        try:
+            return self._backend.read(slot)
+        except DeviceAsleep:
+            return Sleeping(self._backend.asleep(slot))
+
+    def _collect(self, waiting: set[str], cycle: int, until: float) -> dict[str, Result]:
+        """The results of this cycle's jobs that arrive in time. Late results of earlier cycles are dropped."""
+        results: dict[str, Result] = {}
+        while waiting - results.keys():
+            try:
+                done = self._done.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if done.cycle == cycle:
+                results[done.lane] = done.result
+        return results
+
+    def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
+        self._known = {slot: devices for slot, devices in self._known.items() if slot in slots}
+        page = _Page()
+        absent = [result for result in results.values() if isinstance(result, BackendAbsent)]
+        if absent:
+            raise absent[0]
+        # Cards that were read come first: a card that moved to another slot is known there, not where it was.
+        for slot in sorted(slots, key=lambda slot: not isinstance(results.get(slot), CardReport)):
+            result = results.get(slot)
+            if isinstance(result, CardReport | Sleeping):
+                self._known[slot] = result.devices
+            page.add(slot, result, self._known.get(slot, ()))
+        if page.failed == len(slots):
+            raise BackendAbsent(page.faults[0].reason, f"no card can be read: {page.faults[0].detail}")
+        return page.sample(self._backend, whole=fresh and page.whole)
+
+
+class _Page:
+    """A sample in the making."""
+
+    def __init__(self) -> None:
+        self.devices: dict[DeviceKey, Device] = {}
+        self.states: list[DeviceState] = []
+        self.readings: list[Reading] = []
+        self.faults: list[Fault] = []
+        self.whole = True
+        self.failed = 0
+
+    def add(self, slot: str, result: Result | None, devices: tuple[Device, ...]) -> None:
+        """One slot's result (None: its lane did not answer), with the devices that are, or were last, there."""
+        state: State = "ok"
+        if isinstance(result, CardReport):
+            self.readings += result.readings
+            self.faults += result.faults
+            self.failed += bool(result.faults and not result.readings)
+        elif isinstance(result, Sleeping):
+            state = "asleep"
+        else:
+            state = "hung" if result is None else "lost"
+            self.faults.append(_fault_of(slot, result, devices[0].key if devices else None))
+            self.failed += result is not None and not isinstance(result, DeviceLost)
+            self.whole = self.whole and bool(devices)
+        for device in devices:
+            if device.key not in self.devices:
+                self.devices[device.key] = device
+                self.states.append(DeviceState(device.key, state))
+
+    def sample(self, backend: Backend, *, whole: bool) -> VendorSample:
+        """What was gathered, in the order of physical indices."""
+        order = sorted(self.devices.values(), key=_place)
+        return VendorSample(
+            vendor=backend.vendor,
+            driver_version=backend.driver_version,
+            whole=whole,
+            devices=tuple(order),
+            states=tuple(self.states),
+            readings=tuple(self.readings),
+            faults=tuple(self.faults),
+        )
+
+
+def _place(device: Device) -> tuple[int, str, int]:
+    index = -1 if device.mig_index is None else device.mig_index
+    return (2**31 if device.physical_index is None else device.physical_index), device.pci_bus_id, index
+
+
+def _fault_of(slot: str, result: Result | None, key: DeviceKey | None) -> Fault:
+    if result is None:
+        return Fault("hung", f"{slot}: a call has not returned", key)
+    if isinstance(result, DeviceFault | DeviceLost | BackendError):
+        return Fault(result.reason, result.detail, key)
+    return Fault("internal-error", f"{slot}: {type(result).__name__}: {result}", key)
+
+
+def _receive(parent: socket.socket, length: int) -> bytes:
+    """Exactly that many bytes; empty when the parent is gone."""
+    data = bytearray()
+    while len(data) < length:
+        piece = parent.recv(length - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+def serve(backend: Backend, parent: socket.socket) -> None:
+    """Answer asks until the parent goes, or until an answer is final."""
+    worker = Worker(backend)
+    final = False
+    while not final and (header := _receive(parent, HEADER.size)):
+        (length,) = HEADER.unpack(header)
+        body = _receive(parent, length) if length <= MAX_FRAME_BYTES else b""
+        if not body:
+            return
+        answer = worker.answer(decode_ask(body))
+        parent.sendall(frame(answer))
+        final = answer.final
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """The process: never returns, since lanes may hang."""
+    parser = argparse.ArgumentParser(prog="exporter.worker")
+    parser.add_argument("vendor", choices=sorted(backends.BACKENDS))
+    parser.add_argument("--path.sysfs", dest="sysfs", default="/sys")
+    parser.add_argument("--path.procfs", dest="procfs", default="/proc")
+    options = parser.parse_args(arguments)
+    # Control-C at a terminal reaches the whole process group; the parent decides when a worker ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    status = 0
+    try:
+        with socket.socket(fileno=os.dup(0)) as parent:
+            serve(backends.create(options.vendor, options.sysfs, options.procfs), parent)
+    except OSError:  # the parent went away while being answered
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
