@@ -1,0 +1,273 @@
+"""The command line; the only place that prints and that chooses an exit status.
+
+0: done. 1: could not (the host lacks what was asked for, a fleet is refused). 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from exporter import __version__, logs, masks, reports
+from exporter.attribution import driver_branch
+from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
+from exporter.daemon import Daemon, Host, Options, load_settings
+from exporter.errors import CouldNot, ExporterError, InputError
+from exporter.inventory import Inventory, from_rows, read_rows, to_rows
+from exporter.model import Context, Inversion, Refusal, Snapshot
+from exporter.web.server import parse_address
+
+_PROGRAM = "gpu-fleet-exporter"
+_ONCE_STOP_SECONDS = 0.5
+
+
+def _common(parser: argparse.ArgumentParser, **more: Any) -> None:
+    """Flags that stand before or behind the command; ``more`` suppresses their defaults behind it."""
+    parser.add_argument("--config.file", dest="config_file", metavar="FILE", help="settings (default: none)", **more)
+    parser.add_argument("--log.level", dest="log_level", choices=list(logs.LEVELS), **more)
+    parser.add_argument("--log.format", dest="log_format", choices=logs.FORMATS, **more)
+    parser.add_argument("--path.sysfs", dest="sysfs", metavar="DIR", help="where sysfs is mounted (/sys)", **more)
+    parser.add_argument("--path.procfs", dest="procfs", metavar="DIR", help="where procfs is mounted (/proc)", **more)
+
+
+def _serving(parser: argparse.ArgumentParser, **more: Any) -> None:
+    parser.add_argument(
+        "--web.listen-address",
+        dest="listen",
+        metavar="ADDRESS",
+        action="append",
+        help="HOST:PORT or :PORT to serve on, repeatable (:10420)",
+        **more,
+    )
+    parser.add_argument(
+        "--web.telemetry-path", dest="telemetry_path", metavar="PATH", help="path of the metrics (/metrics)", **more
+    )
+    parser.add_argument(
+        "--web.enable-lifecycle", dest="lifecycle", action="store_true", help="allow POST /-/reload", **more
+    )
+
+
+_DEFAULTS = {
+    "log_level": "info",
+    "log_format": "logfmt",
+    "sysfs": "/sys",
+    "procfs": "/proc",
+    "telemetry_path": "/metrics",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description="Prometheus exporter for GPUs behind masks.")
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
+    _common(parser)
+    _serving(parser)
+    parser.set_defaults(**_DEFAULTS, command="serve")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="default: serve")
+    behind = {"default": argparse.SUPPRESS}
+
+    serve = commands.add_parser("serve", help="serve metrics until told to stop")
+    _serving(serve, **behind)
+    once = commands.add_parser("once", help="print one page and exit")
+    once.add_argument("--output", metavar="FILE", help="write the page there, atomically, instead of printing it")
+    inventory = commands.add_parser("inventory", help="print this host's devices")
+    inventory.add_argument("--format", choices=("table", "yaml"), default="table")
+    explain = commands.add_parser("explain", help="print which card is behind each index of a fleet, or why none is")
+    explain.add_argument("fleet", nargs="?", metavar="FLEET", help="only this fleet of the settings")
+    explain.add_argument("--inventory", metavar="FILE", help="a saved inventory, instead of this host's devices")
+    explain.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(masks.RUNTIMES)}, with --env")
+    explain.add_argument("--env", metavar="NAME=VALUE", nargs="+", action="extend", help="the workload's environment")
+    explain.add_argument("--driver-version", metavar="VERSION", default="", help="of the saved inventory's host")
+    for command in (serve, once, inventory, explain):
+        _common(command, **behind)
+    check = commands.add_parser("check-config", help="check a settings file and exit")
+    check.add_argument("file", metavar="FILE")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    commands = {
+        "serve": _serve,
+        "once": _once,
+        "inventory": _inventory,
+        "explain": _explain,
+        "check-config": _check_config,
+    }
+    try:
+        return commands[options.command or "serve"](options)
+    except InputError as error:
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    except ExporterError as error:
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _daemon_options(options: argparse.Namespace) -> Options:
+    listen = options.listen or [":10420"]
+    for address in listen:
+        parse_address(address)
+    path: str = options.telemetry_path
+    reserved = path.startswith("/-/") or any(mark in path for mark in "{}?# ")
+    if not path.startswith("/") or reserved:
+        raise InputError(f"--web.telemetry-path: found '{path}', expected a path such as /metrics")
+    return Options(
+        config_file=options.config_file,
+        listen_addresses=listen,
+        telemetry_path=path,
+        lifecycle=options.lifecycle,
+        sysfs=options.sysfs,
+        procfs=options.procfs,
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    daemon_options = _daemon_options(options)
+    load_settings(options.config_file)
+    logs.configure(options.log_level, options.log_format)
+    asyncio.run(_run(daemon_options))
+    return 0
+
+
+async def _run(options: Options) -> None:
+    await Daemon(options, os.environ).run()
+
+
+async def _one_cycle(options: argparse.Namespace) -> Snapshot:
+    """A snapshot of this host by fresh workers, which end afterwards."""
+    settings = load_settings(options.config_file)
+    host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ)
+    on_request = msgspec.structs.replace(settings.sampling, interval_seconds=None)
+    host.configure(msgspec.structs.replace(settings, sampling=on_request))
+    try:
+        return await host.snapshot()
+    finally:
+        await host.sampler.stop(_ONCE_STOP_SECONDS)
+
+
+def _snapshot(options: argparse.Namespace) -> Snapshot:
+    logs.configure("error", options.log_format)
+    return asyncio.run(_one_cycle(options))
+
+
+def _once(options: argparse.Namespace) -> int:
+    snapshot = _snapshot(options)
+    now = ReloadStatus(True, Path(options.config_file).stat().st_mtime if options.config_file else 0.0)
+    page = render(registry_of(snapshot, now, process=False), encoder_for("")[0])
+    if options.output:
+        _write_atomically(Path(options.output), page)
+    else:
+        sys.stdout.buffer.write(page)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _write_atomically(path: Path, page: bytes) -> None:
+    """A reader sees the old page or the new one, and an error leaves the old one."""
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise CouldNot(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _inventory(options: argparse.Namespace) -> int:
+    snapshot = _snapshot(options)
+    for line in reports.backend_lines(snapshot):
+        print(line, file=sys.stderr)
+    if not snapshot.devices:
+        raise CouldNot("no GPU was found on this host")
+    if options.format == "yaml":
+        rows = to_rows(Inventory(snapshot.devices))
+        yaml.safe_dump(rows, sys.stdout, sort_keys=False, default_flow_style=False, width=1000)
+    else:
+        sys.stdout.write(reports.inventory_table(snapshot.devices, snapshot.states))
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    if options.inventory or options.runtime or options.env:
+        return _explain_environment(options)
+    settings = load_settings(options.config_file)
+    if options.fleet and settings.fleets and options.fleet not in {entry.name for entry in settings.fleets}:
+        raise _unknown_fleet(options.fleet, [entry.name for entry in settings.fleets])
+    snapshot = _snapshot(options)
+    mappings = [entry for entry in snapshot.mappings if options.fleet in (None, entry.fleet)]
+    if not mappings:
+        raise _unknown_fleet(options.fleet, [entry.fleet for entry in snapshot.mappings])
+    for line in reports.backend_lines(snapshot):
+        print(line, file=sys.stderr)
+    inventory = Inventory(snapshot.devices)
+    for entry in mappings:
+        sys.stdout.write(reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory))
+    return int(any(isinstance(entry.outcome, Refusal) for entry in mappings))
+
+
+def _unknown_fleet(name: str, known: Sequence[str]) -> InputError:
+    return InputError(f"explain: found fleet '{name}', expected one of {', '.join(known)}")
+
+
+def _explain_environment(options: argparse.Namespace) -> int:
+    """An environment given on the command line, over a saved inventory or this host's devices."""
+    runtime, env = _runtime(options.runtime), dict(map(_assignment, options.env or []))
+    vendors = masks.RUNTIMES[runtime].vendors
+    reach = None
+    if options.inventory:
+        inventory, reach = from_rows(read_rows(options.inventory), (*vendors, "nvidia")[0])
+        version = options.driver_version
+    else:
+        snapshot = _snapshot(options)
+        inventory = Inventory(snapshot.devices)
+        version = next((text for vendor, text in snapshot.driver_versions.items() if vendor in vendors), "")
+    if vendors:
+        inventory = Inventory(tuple(device for device in inventory.devices if device.key.vendor in vendors))
+    if reach is None:
+        reach = frozenset(device.key for device in inventory.devices)
+    context = Context(reach=reach, driver_branch=driver_branch(version), os="linux")
+    outcome: Inversion | Refusal = masks.invert(runtime, env, inventory, context)
+    sys.stdout.write(reports.explain(options.fleet or "command line", runtime, outcome, inventory))
+    return int(isinstance(outcome, Refusal))
+
+
+def _runtime(name: str | None) -> str:
+    if name not in masks.RUNTIMES:
+        found = "none" if name is None else f"'{name}'"
+        raise InputError(f"--runtime: found {found}, expected one of {', '.join(masks.RUNTIMES)}")
+    return name
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--env: found '{text}', expected NAME=VALUE")
+    return name, value
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    settings = load_settings(options.file)
+    fleets = f"{len(settings.fleets)} fleets" if len(settings.fleets) != 1 else "1 fleet"
+    print(f"{options.file}: valid, {fleets}")
+    return 0

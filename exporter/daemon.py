@@ -1,0 +1,151 @@
+"""The daemon: builds the objects, owns start, reload and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from exporter import __version__, backends, config, fleets, masks
+from exporter.collectors import ReloadStatus
+from exporter.config import Settings
+from exporter.errors import ConfigError
+from exporter.model import Snapshot
+from exporter.sampler import Sampler, Source
+from exporter.web import app, server
+
+log = logging.getLogger("exporter.daemon")
+
+_STOP_SECONDS = 1.0
+
+
+class Options(NamedTuple):
+    """The command line, checked."""
+
+    config_file: str | None = None
+    listen_addresses: Sequence[str] = (":10420",)
+    telemetry_path: str = "/metrics"
+    lifecycle: bool = False
+    sysfs: str = "/sys"
+    procfs: str = "/proc"
+
+
+def load_settings(path: str | None) -> Settings:
+    """The settings of a file, or the defaults without one; raises :class:`ConfigError`."""
+    known = {"runtimes": tuple(masks.RUNTIMES), "backends": tuple(backends.BACKENDS)}
+    return config.parse("", "(no file)", **known) if path is None else config.load(path, **known)
+
+
+class Host:
+    """The sampler over this host's workers, and how to give it other settings."""
+
+    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+        self._options, self._environ = options, environ
+        self._sources: dict[str, Source] = {}
+        self.sampler = Sampler()
+        self.settings = Settings()
+
+    def configure(self, settings: Settings) -> tuple[Source, ...]:
+        """Serve by these settings from now on; returns the sources that are to be stopped."""
+        vendors = settings.backends or [name for name in backends.BACKENDS if name not in backends.ON_REQUEST]
+        paths = (self._options.sysfs, self._options.procfs)
+        sources = {vendor: self._sources.get(vendor) or Source(vendor, *paths) for vendor in vendors}
+        for source in sources.values():
+            source.named = settings.backends is not None
+        watched = fleets.from_settings(settings, self._environ, tuple(vendors))
+        dropped = self.sampler.configure(
+            tuple(sources.values()), watched, tuple(settings.mapping.accept), settings.sampling
+        )
+        self._sources, self.settings = sources, settings
+        return dropped
+
+    async def snapshot(self) -> Snapshot:
+        """One cycle within the settings' deadline."""
+        return await self.sampler.snapshot(self.settings.sampling.deadline_seconds)
+
+
+class Daemon:
+    """Serves until told to stop. It is the :class:`exporter.web.app.Site` of its pages."""
+
+    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+        self._options = options
+        self._host = Host(options, environ)
+        self._stopping = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.telemetry_path = options.telemetry_path
+        self.lifecycle = options.lifecycle
+        self.ready = False
+        self.reload_status = ReloadStatus(False, 0.0)
+
+    @property
+    def deadline_seconds(self) -> float:
+        """The settings' upper bound of a scrape's wait."""
+        return self._host.settings.sampling.deadline_seconds
+
+    async def snapshot(self, within_seconds: float) -> Snapshot:
+        """The host's state now."""
+        return await self._host.sampler.snapshot(within_seconds)
+
+    async def reload(self) -> None:
+        """Load the settings, build everything, then swap; a bad file keeps the old settings and raises."""
+        path = self._options.config_file
+        try:
+            settings = load_settings(path)
+        except ConfigError as error:
+            self.reload_status = self.reload_status._replace(successful=False)
+            log.error("settings not loaded, the earlier ones hold", extra={"fields": {"error": error}})  # noqa: TRY400
+            raise
+        for source in self._host.configure(settings):
+            self._spawn(source.supervisor.stop(_STOP_SECONDS))
+        self.reload_status = ReloadStatus(True, time.time())
+        log.info("settings loaded", extra={"fields": {"file": path or "none"}})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def run(self) -> None:
+        """Start, serve, stop. Raises :class:`ExporterError` when it cannot start."""
+        sockets = [bound for address in self._options.listen_addresses for bound in server.listen(address)]
+        await self.reload()
+        self._install_signals()
+        http = server.Server(app.create(self))
+        serving = asyncio.create_task(http.serve(sockets))
+        for address in server.addresses(sockets):
+            fields = {"address": address, "url": f"http://{address}/", "version": __version__}
+            log.info("listening", extra={"fields": fields})
+        self._spawn(self._warm_up())
+        stopped = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+        http.should_exit = True
+        await asyncio.gather(serving, self._host.sampler.stop(_STOP_SECONDS))
+        log.info("stopped")
+
+    async def _warm_up(self) -> None:
+        """The first cycle starts the workers and binds the fleets, so that the first scrape finds both done."""
+        await self._host.snapshot()
+        self.ready = True
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload_on_signal()))
+
+    async def _reload_on_signal(self) -> None:
+        try:
+            await self.reload()
+        except ConfigError:
+            return  # logged, and visible in the reload series
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            self._host.sampler.kill()
+            os._exit(1)
+        log.info("stopping")
+        self._stopping.set()

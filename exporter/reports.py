@@ -1,0 +1,92 @@
+"""What the commands print for people: the inventory as a table, and where each fleet's index leads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from exporter.inventory import Inventory
+from exporter.model import Device, DeviceKey, Inversion, Layer, Refusal, Snapshot, State
+from exporter.refusals import REFUSALS
+
+_GIB = 2**30
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned by blanks; the first row is the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def inventory_table(devices: Iterable[Device], states: Mapping[DeviceKey, State]) -> str:
+    """One line a device, under the vendor tool's own number."""
+    rows = [("VENDOR", "INDEX", "PCI BUS ID", "PARTITION", "UUID", "NAME", "MEMORY", "STATE")]
+    rows += [
+        (
+            device.key.vendor,
+            _index(device),
+            device.pci_bus_id,
+            device.partition or "-",
+            device.uuid or "-",
+            device.name or "-",
+            _memory(device),
+            states.get(device.key, "-"),
+        )
+        for device in devices
+    ]
+    return table(rows)
+
+
+def _index(device: Device) -> str:
+    return "-" if device.physical_index is None else str(device.physical_index)
+
+
+def _memory(device: Device) -> str:
+    return "-" if device.memory_total_bytes is None else f"{device.memory_total_bytes / _GIB:.1f} GiB"
+
+
+def explain(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory: Inventory) -> str:
+    """A fleet's indices with the card behind each and the evidence; or the refusal and what to do about it."""
+    return "".join(line + "\n" for line in _explained(fleet, runtime, outcome, inventory))
+
+
+def _explained(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory: Inventory) -> Iterator[str]:
+    yield f"{fleet} ({runtime})"
+    for layer in outcome.layers:
+        yield f"  {_layer(layer)}"
+    if isinstance(outcome, Refusal):
+        code = REFUSALS[outcome.code]
+        yield f"  refused: {outcome.code}: {code.meaning}"
+        yield f"  found: {outcome.detail}"
+        yield f"  to do: {code.advice}"
+    elif not outcome.devices:
+        yield "  no device is visible"
+    else:
+        yield from _device_lines(outcome, inventory)
+
+
+def _layer(layer: Layer) -> str:
+    if layer.text is None:
+        return f"{layer.variable} is not set: {layer.left} left"
+    stopped = f"; {layer.stopped}" if layer.stopped else ""
+    return f"{layer.variable}={layer.text!r}: {layer.left} left{stopped}"
+
+
+def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
+    rows = [("INDEX", "PHYSICAL", "PCI BUS ID", "PARTITION", "UUID", "NAME", "EVIDENCE")]
+    for resolved in outcome.devices:
+        device = inventory.find(resolved.key)
+        index, evidence = str(resolved.fleet_index), str(resolved.evidence)
+        if device is None:
+            rows.append((index, "-", "-", "-", resolved.key.identity, "(gone from this host)", evidence))
+        else:
+            place = (_index(device), device.pci_bus_id, device.partition or "-", device.uuid or "-")
+            rows.append((index, *place, device.name or "-", evidence))
+    yield from (f"  {line}" for line in table(rows).splitlines())
+
+
+def backend_lines(snapshot: Snapshot) -> Iterator[str]:
+    """A sentence for each backend that is down."""
+    for backend in snapshot.backends:
+        if backend.fault is not None:
+            yield f"{backend.vendor}: backend down: {backend.fault.reason}: {backend.fault.detail}"

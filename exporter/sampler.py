@@ -1,0 +1,174 @@
+"""One cycle over all workers: shared by concurrent scrapes, served again for a moment, never waited for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from exporter import pci
+from exporter.attribution import Bound, attribute, bind
+from exporter.config import Sampling
+from exporter.model import Evidence, Fault, Fleet, Snapshot, VendorOutcome
+from exporter.supervisor import Backoff, Supervisor
+from exporter.telemetry import FaultCounts, Transitions, status_of
+
+# A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
+_UNEXPECTED = Backoff(first=30.0, most=600.0)
+_BACKGROUND_KEEPS = 2.5
+
+
+class Source:
+    """One vendor's worker, and whether the vendor is sure to be on this host: named, or seen on the PCI bus."""
+
+    def __init__(self, vendor: str, sysfs: str, procfs: str) -> None:
+        self.vendor = vendor
+        self.named = False
+        self._sysfs = sysfs
+        arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
+        self.supervisor = Supervisor(vendor, arguments, backoff=self._backoff)
+
+    def expected(self) -> bool:
+        """Looking at the bus reads two files a device, so this is asked when a worker is to start, not in a page."""
+        return self.named or any(True for _ in pci.cards(self._sysfs, self.vendor))
+
+    def _backoff(self) -> Backoff:
+        return Backoff() if self.expected() else _UNEXPECTED
+
+
+class _Flight:
+    """A cycle in progress: one task a vendor."""
+
+    def __init__(self, tasks: dict[str, asyncio.Task[VendorOutcome]]) -> None:
+        self.tasks = tasks
+        self.snapshot: Snapshot | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(task.done() for task in self.tasks.values())
+
+
+class Sampler:
+    """Makes snapshots. Sampling happens when one is asked for, or, where the settings say so, at an interval."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+        self._present: set[str] = set()
+        self._fleets: tuple[Fleet, ...] = ()
+        self._accept: tuple[Evidence, ...] = ()
+        self._sampling = Sampling()
+        self._bound: Bound = {}
+        self._counts = FaultCounts()
+        self._transitions = Transitions()
+        self._flight: _Flight | None = None
+        self._last: Snapshot | None = None
+        self._last_finished = 0.0
+        self._background: asyncio.Task[None] | None = None
+
+    def configure(
+        self, sources: Sequence[Source], fleets: tuple[Fleet, ...], accept: tuple[Evidence, ...], sampling: Sampling
+    ) -> tuple[Source, ...]:
+        """Take these settings from now on, all at once; workers of sources that stay go on running.
+
+        Fleets are bound anew. Returns the sources that are no longer used, to be stopped.
+        """
+        kept = {source.vendor: source for source in sources}
+        dropped = tuple(source for vendor, source in self._sources.items() if kept.get(vendor) is not source)
+        self._sources = kept
+        self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
+        self._fleets, self._accept, self._sampling = fleets, accept, sampling
+        self._bound, self._last = {}, None
+        for source in sources:
+            source.supervisor.hang_seconds = sampling.hang_seconds
+        if self._background is not None:
+            self._background.cancel()
+            self._background = None
+        if sampling.interval_seconds is not None:
+            self._background = asyncio.create_task(self._sample_at(sampling.interval_seconds))
+        return dropped
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The last finished cycle, however old; for saying how things stand, never for a page."""
+        return self._last
+
+    async def stop(self, within_seconds: float = 1.0) -> None:
+        """End every worker."""
+        if self._background is not None:
+            self._background.cancel()
+        await asyncio.gather(*(source.supervisor.stop(within_seconds) for source in self._sources.values()))
+
+    def kill(self) -> None:
+        """End every worker without waiting."""
+        for source in self._sources.values():
+            source.supervisor.kill()
+
+    async def snapshot(self, within_seconds: float) -> Snapshot:
+        """The state of the host now; what has not answered in time is missing from it, with the reason."""
+        if self._background is not None and self._last is not None:
+            return self._from_background(self._last)
+        if self._last is not None and time.monotonic() - self._last_finished < self._sampling.reuse_seconds:
+            return self._last
+        return await self._cycle(within_seconds)
+
+    async def _cycle(self, within_seconds: float) -> Snapshot:
+        flight = self._flight or self._take_off(within_seconds)
+        if flight.tasks:
+            await asyncio.wait(flight.tasks.values(), timeout=within_seconds)
+        return self._land(flight) if flight.done else self._so_far(flight)
+
+    def _take_off(self, within_seconds: float) -> _Flight:
+        asks = {vendor: source.supervisor.ask(within_seconds) for vendor, source in self._sources.items()}
+        self._flight = _Flight({vendor: asyncio.create_task(ask) for vendor, ask in asks.items()})
+        return self._flight
+
+    def _land(self, flight: _Flight) -> Snapshot:
+        """The finished cycle's snapshot; the first of those who waited makes it."""
+        if flight.snapshot is None:
+            outcomes = [task.result() for task in flight.tasks.values()]
+            for outcome in outcomes:
+                self._counts.add(outcome)
+                self._notice(outcome)
+            shown = [outcome for outcome in outcomes if outcome.vendor in self._present]
+            flight.snapshot = self._last = self._assemble(shown)
+            self._last_finished = time.monotonic()
+            self._transitions.see(flight.snapshot, shown)
+            self._flight = None
+        return flight.snapshot
+
+    def _notice(self, outcome: VendorOutcome) -> None:
+        """A vendor that nobody named is present once it has served, or once a card is seen on the bus."""
+        vendor = outcome.vendor
+        if vendor in self._present or vendor not in self._sources:
+            return
+        if outcome.sample is not None or self._sources[vendor].expected():
+            self._present.add(vendor)
+
+    def _so_far(self, flight: _Flight) -> Snapshot:
+        """A page for one whose deadline is shorter than the cycle's: what has answered, and who has not."""
+        late = Fault("hung", "no answer by the scrape's deadline")
+        return self._assemble(
+            [
+                task.result() if task.done() else VendorOutcome(vendor=vendor, fault=late)
+                for vendor, task in flight.tasks.items()
+                if vendor in self._present
+            ]
+        )
+
+    def _from_background(self, last: Snapshot) -> Snapshot:
+        age = time.monotonic() - self._last_finished
+        if age <= _BACKGROUND_KEEPS * (self._sampling.interval_seconds or 0.0):
+            return last
+        stale = Fault("stale", f"the last background cycle ended {age:.1f} s ago")
+        return self._assemble([VendorOutcome(vendor=vendor, fault=stale) for vendor in sorted(self._present)])
+
+    def _assemble(self, outcomes: Sequence[VendorOutcome]) -> Snapshot:
+        mappings, self._bound = bind(self._fleets, outcomes, self._bound, self._accept)
+        backends = tuple(status_of(outcome, self._counts) for outcome in outcomes)
+        return attribute(outcomes, mappings, backends)
+
+    async def _sample_at(self, interval_seconds: float) -> None:
+        while True:
+            started = time.monotonic()
+            await self._cycle(self._sampling.deadline_seconds)
+            await asyncio.sleep(max(0.0, started + interval_seconds - time.monotonic()))

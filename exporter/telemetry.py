@@ -1,0 +1,134 @@
+"""What the exporter tells of itself: the count of faults, and one log line for each change of state."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from exporter.model import (
+    FAULT_REASONS,
+    BackendStatus,
+    Device,
+    DeviceKey,
+    Refusal,
+    Snapshot,
+    State,
+    VendorOutcome,
+)
+
+log = logging.getLogger("exporter")
+
+_LOUD: Mapping[State, int] = {
+    "ok": logging.INFO,
+    "asleep": logging.INFO,
+    "lost": logging.WARNING,
+    "hung": logging.WARNING,
+}
+
+
+class FaultCounts:
+    """Faults by vendor and reason since the daemon's start; every reason has a count from the start."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, outcome: VendorOutcome) -> None:
+        """Count one cycle's faults: the backend's own, or each of its devices'."""
+        counts = self._counts.setdefault(outcome.vendor, Counter())
+        if outcome.fault is not None:
+            counts[outcome.fault.reason] += 1
+        elif outcome.sample is not None:
+            counts.update(fault.reason for fault in outcome.sample.faults)
+
+    def of(self, vendor: str) -> dict[str, int]:
+        """The vendor's counts by reason."""
+        counts = self._counts.get(vendor, Counter())
+        return {reason: counts[reason] for reason in FAULT_REASONS}
+
+
+def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
+    """The backend's row for one cycle."""
+    return BackendStatus(
+        vendor=outcome.vendor,
+        up=outcome.sample is not None,
+        duration_seconds=outcome.duration_seconds,
+        fault=outcome.fault,
+        faults_total=counts.of(outcome.vendor),
+        driver_version=outcome.sample.driver_version if outcome.sample else "",
+    )
+
+
+class Transitions:
+    """Logs what changed from one snapshot to the next; a state that lasts is said once."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, str] = {}
+        self._devices: dict[DeviceKey, State] = {}
+        self._fleets: dict[tuple[str, str], str] = {}
+        self._reading_faults: set[tuple[DeviceKey | None, str, str]] = set()
+
+    def see(self, snapshot: Snapshot, outcomes: Iterable[VendorOutcome]) -> None:
+        """Compare a finished cycle with the one before."""
+        for backend in snapshot.backends:
+            self._see_backend(backend)
+        for device in snapshot.devices:
+            self._see_device(device, snapshot.states[device.key])
+        for gone in self._devices.keys() - snapshot.states.keys():
+            del self._devices[gone]
+        for mapping in snapshot.mappings:
+            self._see_fleet(mapping.fleet, mapping.runtime, mapping.outcome)
+        self._see_faults(outcomes)
+
+    def _see_backend(self, backend: BackendStatus) -> None:
+        reason = "" if backend.fault is None else backend.fault.reason
+        if self._backends.get(backend.vendor) == reason:
+            return
+        self._backends[backend.vendor] = reason
+        if backend.fault is None:
+            _say(logging.INFO, "backend up", vendor=backend.vendor, driver_version=backend.driver_version)
+        else:
+            level = logging.INFO if reason == "starting" else logging.WARNING
+            _say(level, "backend down", vendor=backend.vendor, reason=reason, detail=backend.fault.detail)
+
+    def _see_device(self, device: Device, state: State) -> None:
+        before = self._devices.get(device.key)
+        if before == state:
+            return
+        self._devices[device.key] = state
+        if before is not None or state != "ok":
+            _say(
+                _LOUD[state],
+                f"device {state}",
+                vendor=device.key.vendor,
+                physical_index=device.physical_index,
+                pci_bus_id=device.pci_bus_id,
+                uuid=device.uuid,
+            )
+
+    def _see_fleet(self, fleet: str, runtime: str, outcome: object) -> None:
+        code = outcome.code if isinstance(outcome, Refusal) else "inverted"
+        if self._fleets.get((fleet, runtime)) == code:
+            return
+        self._fleets[fleet, runtime] = code
+        if isinstance(outcome, Refusal):
+            _say(logging.WARNING, "masks refused", fleet=fleet, runtime=runtime, reason=code, detail=outcome.detail)
+        else:
+            _say(logging.INFO, "masks inverted", fleet=fleet, runtime=runtime)
+
+    def _see_faults(self, outcomes: Iterable[VendorOutcome]) -> None:
+        now = {
+            (fault.key, fault.reason, fault.detail)
+            for outcome in outcomes
+            if outcome.sample is not None
+            for fault in outcome.sample.faults
+            if fault.reason not in ("hung", "device-lost")  # a change of the device's state says these
+        }
+        for key, reason, detail in sorted(now - self._reading_faults, key=str):
+            _say(logging.WARNING, "reading failed", device=key.identity if key else "", reason=reason, detail=detail)
+        self._reading_faults = now
+
+
+def _say(level: int, message: str, **fields: Any) -> None:
+    log.log(level, message, extra={"fields": fields})

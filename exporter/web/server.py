@@ -1,0 +1,140 @@
+"""Sockets and the HTTP server, with limits that keep memory bounded beside silent, slow and large clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from exporter.errors import CouldNot, InputError
+
+MAX_CONNECTIONS = 64
+MAX_HEAD_BYTES = 16 * 1024
+HEAD_SECONDS = 10.0
+_KEEP_ALIVE_SECONDS = 30
+_GRACEFUL_SECONDS = 1
+_BACKLOG = 128
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``host:port``, ``[IPv6]:port`` or ``:port`` (every address); raises :class:`InputError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"--web.listen-address: found '{text}', expected HOST:PORT, [IPV6]:PORT or :PORT")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InputError(f"--web.listen-address: found '{text}', expected an IPv6 address in brackets")
+    return host, int(port)
+
+
+def listen(text: str) -> list[socket.socket]:
+    """Listening sockets for an address: one, or one for each address that a host name has.
+
+    ``:port`` is one socket for IPv6 and IPv4 alike where the host has IPv6. Raises :class:`CouldNot`.
+    """
+    host, port = parse_address(text)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            return [_bound(socket.AF_INET6, ("::", port), dual=True)]
+        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # noqa: S104
+        return [_bound(family, address) for family, _, _, _, address in dict.fromkeys(found)]
+    except OSError as error:
+        raise CouldNot(f"cannot listen on {text}: {error.strerror or error}") from error
+
+
+def _bound(family: int, address: Any, *, dual: bool = False) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class GuardedProtocol(H11Protocol):
+    """HTTP/1.1 with what uvicorn lacks: a cap on open connections, and a time for a request's head to arrive in.
+
+    A request line or headers beyond :data:`MAX_HEAD_BYTES` are answered 400 by the parser's own limit.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close what comes over the cap; else begin to wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+        else:
+            self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A head that is not complete yet goes on being waited for, from its first byte."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._wait_for_head()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon decides when to stop."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=GuardedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """No signal is captured."""
+        yield
+
+
+def addresses(sockets: Sequence[socket.socket]) -> list[str]:
+    """The sockets' addresses as URLs' hosts and ports, the ports that the system chose included."""
+    return [_host_and_port(bound.getsockname()) for bound in sockets]
+
+
+def _host_and_port(name: Any) -> str:
+    host, port = name[0], name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
