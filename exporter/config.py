@@ -1,0 +1,399 @@
+"""The settings file: YAML text -> checked, frozen settings, or a :class:`ConfigError` that names the line and the key.
+
+PyYAML composes the text into nodes, which know their lines, and one walk reads the nodes against the types of
+:class:`Settings`. msgspec judges every single value; its own messages know no lines and are written for programmers,
+so the words are made here. The walk goes from top to bottom and stops at the first problem.
+
+A plain scalar means what YAML 1.2 says, not what PyYAML makes of it: ``no`` is text and ``010`` is ten, where YAML 1.1
+has false and eight. Tags and merge keys are refused. Aliases work, within :data:`MAX_NODES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_args, get_origin
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from exporter.errors import ConfigError
+from exporter.model import EVIDENCE, Evidence
+
+MAX_BYTES = 1 << 20  # of a settings file
+MAX_NODES = 100_000  # YAML nodes composed, and visited: an alias is visited anew at each use
+MAX_DEPTH = 50  # levels; the settings need 4, and PyYAML's recursion would use up Python's stack at some hundreds
+
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}"  # with the slashes of MIG-GPU-<uuid>/<gi>/<ci>, NVIDIA's form before R470
+_PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]"
+
+_NAME_WORDS = "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit"
+_REACH_WORDS = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
+
+_Backend = Annotated[str, Meta(extra={"names": "backend"})]
+_Runtime = Annotated[str, Meta(extra={"names": "runtime"})]
+_Grade = Annotated[Evidence, Meta(extra={"names": "grade of evidence"})]
+_FleetName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:@/-]{0,62}\Z", description=_NAME_WORDS)]
+_Reach = Annotated[str, Meta(pattern=rf"\A(?:{_UUID}|{_PCI})\Z", description=_REACH_WORDS)]
+_Interval = Annotated[float, Meta(ge=0.25, le=3600, extra={"null": True})]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When devices are read; all in seconds. ``interval_seconds`` is None where only a scrape starts a cycle."""
+
+    reuse_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.9
+    deadline_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 8.0
+    interval_seconds: _Interval | None = None
+    hang_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+
+
+class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which grades of evidence an inverted mask may rest on: at least one, none twice."""
+
+    accept: tuple[_Grade, ...] = EVIDENCE
+
+
+class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fleet. ``runtime`` None: each vendor's default; ``reach`` None: the workload can open every device.
+
+    ``env`` has the variables that are set, with the scalars' own text. A fleet of runtime ``host`` has neither ``env``
+    nor ``reach``. ``reach`` keeps the spelling of the file.
+    """
+
+    name: _FleetName
+    runtime: _Runtime | None = None
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    reach: tuple[_Reach, ...] | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. ``backends`` None: every vendor that this host has. Fleet names are unique."""
+
+    backends: tuple[_Backend, ...] | None = None
+    sampling: Sampling = Sampling()
+    mapping: Mapping = Mapping()
+    fleets: tuple[FleetSettings, ...] = ()
+
+
+def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collection[str]) -> Settings:
+    """Settings from YAML text; ``path`` is only named in complaints.
+
+    Any text at all ends in settings or a :class:`ConfigError`. A text without a document gives the defaults.
+    """
+    _refuse_control_characters(text, path)
+    root = _compose(text, path)
+    if root is None or _is_null(root):
+        return Settings()
+    names: dict[str, list[str]] = {"runtime": sorted(runtimes), "backend": sorted(backends)}
+    names["grade of evidence"] = list(EVIDENCE)
+    return msgspec.convert(_Reader(path, names).value(root, Settings, ""), Settings)
+
+
+def load(path: str, *, runtimes: Collection[str], backends: Collection[str]) -> Settings:
+    """Settings from a file of at most :data:`MAX_BYTES`, in UTF-8; raises only :class:`ConfigError`."""
+    return parse(_decoded(_bytes_of(path), path), path, runtimes=runtimes, backends=backends)
+
+
+def keys() -> list[str]:
+    """Every settings key that has a value, as a dotted path: ``sampling.reuse_seconds``, ``fleets[].env``."""
+    return list(_keys_of(Settings, ""))
+
+
+def _keys_of(struct: Any, prefix: str) -> Iterator[str]:
+    for field in msgspec.structs.fields(struct):
+        kind = _without_none(field.type)
+        inner = _item(kind) or kind
+        if _is_struct(inner):
+            yield from _keys_of(inner, f"{prefix}{field.name}{'' if inner is kind else '[]'}.")
+        else:
+            yield prefix + field.name
+
+
+def _bytes_of(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path itself
+        raise ConfigError(path, f"cannot read the settings file: {getattr(error, 'strerror', error)}") from error
+
+
+def _decoded(data: bytes, path: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise ConfigError(path, f"expected a settings file of at most {MAX_BYTES} bytes, found a larger one")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        message = f"expected text in UTF-8, found the byte 0x{data[error.start]:02x}"
+        raise ConfigError(path, message, data.count(b"\n", 0, error.start) + 1) from error
+
+
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML 1.1 calls not printable, lone surrogates among it."""
+
+
+def _refuse_control_characters(text: str, path: str) -> None:
+    if bad := _CONTROL.search(text):
+        line = len((text[: bad.start()] + "x").splitlines())
+        raise ConfigError(path, f"expected printable text, found the character U+{ord(bad[0]):04X}", line)
+
+
+def _compose(text: str, path: str) -> yaml.Node | None:
+    loader = _Loader(text, path)
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(error, path) from error
+    except (ValueError, OverflowError) as error:  # from chr() and int() inside of PyYAML: "\UFFFFFFFF", %YAML 999...
+        raise ConfigError(path, "not valid YAML: an escape or a version is out of range", loader.line + 1) from error
+    finally:
+        loader.dispose()
+
+
+def _syntax_error(error: yaml.MarkedYAMLError, path: str) -> ConfigError:
+    words = ", ".join(part for part in (error.context, error.problem) if part)
+    line = error.problem_mark.line + 1 if error.problem_mark else None
+    return ConfigError(path, f"not valid YAML: {words[:300]}", line)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's composer with bounds, since it recurses once a level and has none of its own."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self._path = path
+        self._nodes = 0
+        self._open: list[str | None] = []  # the anchor, or None, of each node that is being composed now
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._nodes += 1
+        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
+        if problem := self._problem(event):
+            raise ConfigError(self._path, problem, _line(event))
+        self._open.append(event.anchor)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
+
+    def _problem(self, event: yaml.NodeEvent) -> str:
+        if self._nodes > MAX_NODES:
+            return f"expected at most {MAX_NODES} values, found more"
+        if len(self._open) >= MAX_DEPTH:
+            return f"expected at most {MAX_DEPTH} levels of nesting, found more"
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
+            return f"found the alias *{_short(event.anchor or '')} inside of what it refers to, which has no end"
+        if tag := getattr(event, "tag", None):  # set only where the text spells it out
+            name = _quoted(re.sub(r"\Atag:yaml\.org,2002:", "!!", tag))
+            return f"expected no YAML tags, found {name}: quote a value to make it text"
+        return ""
+
+
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NULL = frozenset(("", "~", "null", "Null", "NULL"))
+_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+def _meaning(node: yaml.ScalarNode) -> str | float | bool | None:
+    """A scalar's value by YAML 1.2; ``.inf`` and ``.nan`` stay text, so that every number has an order."""
+    text: str = node.value
+    if node.style is not None:  # quoted, or a block of text
+        return text
+    if text in _NULL:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)  # never int(), which raises ValueError above 4300 digits
+    return _TRUTH.get(text, text)
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and _meaning(node) is None
+
+
+def _found(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+    value = _meaning(node)
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, str):
+        return f"the text {_quoted(value)}"
+    return f"the {'truth value' if isinstance(value, bool) else 'number'} {_short(node.value)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _quoted(text: str) -> str:
+    return repr(_short(text))
+
+
+def _line(place: yaml.Node | yaml.Event) -> int:
+    """Counts from 1. An alias has the line of what it refers to: PyYAML keeps no other."""
+    return place.start_mark.line + 1 if place.start_mark else 1
+
+
+def _join(key: str, name: str) -> str:
+    name = name if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else _quoted(name)
+    return f"{key}.{name}" if key else name
+
+
+def _without_none(kind: Any) -> Any:
+    """``X`` of ``X | None``. None means *left out*: where null may be written, ``Meta.extra`` says so."""
+    members = get_args(kind)
+    return members[0] if type(None) in members else kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _item(kind: Any) -> Any:
+    """What the list has, where ``kind`` is the type of a list, else None."""
+    return get_args(kind)[0] if get_origin(kind) is tuple else None
+
+
+def _meta(kind: Any) -> Meta:
+    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Meta)), Meta())
+
+
+def _expected(kind: Any) -> str:
+    meta = _meta(kind)
+    if meta.ge is None:
+        return meta.description or "text"
+    return f"{'null or ' if meta.extra else ''}a number from {meta.ge} to {meta.le}"
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(_short(name), known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"unknown {what} {_quoted(name)}{hint}, expected one of {', '.join(known)}"
+
+
+_COMMA = '; a value with a comma in it needs quotes, such as "2,3"'
+_UNSET = ': leave the key out for an unset variable, or write "" for an empty one'
+
+
+class _Reader:
+    """The walk. Each method returns plain data for ``msgspec.convert``, or raises the first complaint it meets."""
+
+    def __init__(self, path: str, names: dict[str, list[str]]) -> None:
+        self._path, self._names = path, names
+        self._fleets: dict[str, int] = {}  # the line of each fleet's name
+        self._visits = 0
+
+    def value(self, node: yaml.Node, kind: Any, key: str) -> Any:
+        self._visits += 1
+        if self._visits > MAX_NODES:
+            self._fail(node, key, f"expected at most {MAX_NODES} values, found more through aliases")
+        kind = _without_none(kind)
+        if _is_struct(kind):
+            return self._struct(node, kind, key)
+        if get_origin(kind) is tuple:
+            return self._list(node, _item(kind), key)
+        if get_origin(kind) is dict:
+            return self._env(node, key)
+        return self._own_text(node, key) if kind is str else self._leaf(node, kind, key)
+
+    def _fail(self, node: yaml.Node, key: str, message: str) -> NoReturn:
+        raise ConfigError(self._path, message, _line(node), key)
+
+    def _wrong(self, node: yaml.Node, key: str, expected: str, hint: str = "") -> NoReturn:
+        self._fail(node, key, f"expected {expected}, found {_found(node)}{hint}")
+
+    def _once(self, seen: dict[str, int], name: str, what: str, node: yaml.Node, key: str) -> None:
+        if name in seen:
+            self._fail(node, key, f"found {what} twice, the first time on line {seen[name]}")
+        seen[name] = _line(node)
+
+    def _struct(self, node: yaml.Node, struct: Any, key: str) -> dict[str, Any]:
+        fields = {field.name: field for field in msgspec.structs.fields(struct)}
+        if not isinstance(node, yaml.MappingNode):
+            self._wrong(node, key, f"a mapping with keys of {', '.join(fields)}")
+        data: dict[str, Any] = {}
+        for name, key_node, value in self._pairs(node, key):
+            if name not in fields:
+                self._fail(key_node, _join(key, name), _unknown("key", name, fields))
+            if key or not _is_null(value):  # a section whose keys are all commented out is as good as left out
+                data[name] = self.value(value, fields[name].type, _join(key, name))
+        for name, field in fields.items():
+            if field.required and name not in data:
+                self._fail(node, _join(key, name), f"expected {_expected(field.type)}, found no such key")
+        if struct is FleetSettings:
+            self._check_fleet(node, data, key)
+        return data
+
+    def _check_fleet(self, node: yaml.Node, data: dict[str, Any], key: str) -> None:
+        nodes = {key_node.value: value for key_node, value in node.value}
+        self._once(self._fleets, data["name"], f"the fleet {data['name']}", nodes["name"], f"{key}.name")
+        for name, value in nodes.items():
+            if data.get("runtime") == "host" and name in ("env", "reach"):
+                self._fail(value, f"{key}.{name}", f"expected no {name}: the runtime host has every device and no mask")
+
+    def _pairs(self, node: yaml.Node, key: str, hint: str = "") -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+        seen: dict[str, int] = {}
+        for key_node, value in node.value:
+            name = self._key(key_node, key, hint)
+            self._once(seen, name, "this key", key_node, _join(key, name))
+            yield name, key_node, value
+
+    def _key(self, node: yaml.Node, key: str, hint: str) -> str:
+        name = _meaning(node) if isinstance(node, yaml.ScalarNode) else None
+        if not isinstance(name, str):
+            self._wrong(node, key, "text as a key", hint)
+        if name == "<<":
+            self._fail(node, key, "found the merge key <<, which is not read here: write its keys out")
+        return name
+
+    def _list(self, node: yaml.Node, item: Any, key: str) -> list[Any]:
+        if not isinstance(node, yaml.SequenceNode):
+            self._wrong(node, key, "a list")
+        values = [self.value(each, item, f"{key}[{index}]") for index, each in enumerate(node.value)]
+        if not _is_struct(item):
+            self._check_names(node, values, key)
+        return values
+
+    def _check_names(self, node: yaml.Node, names: list[str], key: str) -> None:
+        if not names:
+            self._fail(node, key, "expected at least one, found an empty list")
+        seen: dict[str, int] = {}
+        for index, name in enumerate(names):
+            self._once(seen, name, name, node.value[index], f"{key}[{index}]")
+        if key == "backends" and "simulated" in names[1:] + names[:-1]:
+            self._fail(node, key, "expected simulated alone: beside others its cards would be taken for real ones")
+
+    def _env(self, node: yaml.Node, key: str) -> dict[str, str]:
+        if not isinstance(node, yaml.MappingNode):
+            self._wrong(node, key, "a mapping of variables to texts")
+        data = {}
+        for name, key_node, value in self._pairs(node, key, _COMMA):
+            if not re.fullmatch(_VARIABLE, name):
+                self._wrong(key_node, key, "a variable's name of letters, digits and _", _COMMA)
+            data[name] = self.value(value, str, _join(key, name))
+        return data
+
+    def _own_text(self, node: yaml.Node, key: str) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            self._wrong(node, key, "text", ': quote it, such as "2,3"')
+        if _is_null(node):
+            self._wrong(node, key, "text", _UNSET)
+        if bad := _CONTROL.search(node.value):  # an escape can make what the file itself cannot have
+            self._fail(node, key, f"expected printable text, found an escape for the character U+{ord(bad[0]):04X}")
+        return str(node.value)
+
+    def _leaf(self, node: yaml.Node, kind: Any, key: str) -> Any:
+        extra = _meta(kind).extra or {}
+        value = _meaning(node) if isinstance(node, yaml.ScalarNode) else node
+        if value is None and "null" in extra:
+            return None
+        names = self._names[extra["names"]] if "names" in extra else []
+        if names and isinstance(value, str) and value not in names:
+            self._fail(node, key, _unknown(extra["names"], value, names))
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            hint = ": quote it to make it text" if _meta(kind).pattern and isinstance(value, bool | float) else ""
+            self._wrong(node, key, f"one of {', '.join(names)}" if names else _expected(kind), hint)
