@@ -1,0 +1,645 @@
+/* A pretend libnvidia-ml.so.1 for tests: the real `pynvml` loads it, and a text file says what it answers.
+ *
+ * The file is named by FAKE_NVML_STATE and looked at on every call. Without it the driver "is not loaded". Its lines:
+ *
+ *   driver 550.54.15              the driver's version
+ *   count 4                       what nvmlDeviceGetCount_v2 says; without it, the number of gpu lines
+ *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp
+ *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util: a part of card INDEX
+ *   fault CALL WHERE CODE         the call answers CODE; CALL is a symbol or *, WHERE a card's index or *
+ *   hang CALL WHERE               the call does not return while this line is there
+ *   slow CALL WHERE MILLISECONDS  the call takes that long, then answers from the state as it is by then
+ *   crash CALL WHERE              the call ends the process by SIGSEGV
+ *   lost INDEX                    the card has fallen off the bus: whatever asks about it gets GPU_IS_LOST
+ *   log PATH                      a line "SYMBOL INDEX" (or "SYMBOL -") is appended there for every call
+ *
+ * A key that is left out makes the calls that need it answer NOT_SUPPORTED. Text with blanks stands in double quotes.
+ * A call on a part has its card's index, also for WHERE. A call without a device, or on one that is gone, matches only
+ * WHERE *. The first rule of a kind that matches holds. A line that makes no sense aborts the process.
+ *
+ * -DWITHOUT_<symbol> leaves that symbol out, to play an older driver.
+ */
+#define _GNU_SOURCE
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <nvml.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_RULES = 128, MAX_HANDLES = 4096 };
+enum { MIG_SLOTS = 7, POLL_MS = 20, ANYWHERE = -1, NO_CARD = -2, WHOLE = -1 };
+
+/* The keys that hold text come first; from MINOR on all are numbers. */
+enum key { UUID, PCI, NAME, MIG, MINOR, TOTAL, FREE, USED, RESERVED, UTIL, TEMP, GI, CI, KEYS };
+static const char *const key_names[KEYS] = {"uuid", "pci",      "name", "mig",  "minor", "total", "free",
+                                            "used", "reserved", "util", "temp", "gi",    "ci"};
+
+enum kind { FAULT, HANG, SLOW, CRASH, LOST, KINDS };
+static const char *const kind_names[KINDS] = {"fault", "hang", "slow", "crash", "lost"};
+
+/* What an nvmlDevice_t points to. An entry is never freed, so that a handle outlives its card, as a real one does. */
+struct nvmlDevice_st {
+    char identity[TEXT];
+    bool part;
+};
+
+typedef struct {
+    long card; /* the card's index; of a part, its card's */
+    long slot; /* the index among the card's parts, or WHOLE */
+    nvmlDevice_t handle;
+    bool given[KEYS];
+    char value[KEYS][TEXT];
+} Device;
+
+typedef struct {
+    enum kind kind;
+    char call[TEXT];
+    long where;
+    unsigned value;
+} Rule;
+
+static struct {
+    bool present;
+    long count, cards;
+    unsigned devices, rules;
+    char driver[TEXT], log[LONG_TEXT];
+    Device device[MAX_DEVICES];
+    Rule rule[MAX_RULES];
+} state;
+
+/* Guards all that is static here. Never held while a call hangs or is slow. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct nvmlDevice_st handles[MAX_HANDLES];
+static unsigned handle_count, init_count, line_number;
+
+/* ---- reading the state file ---- */
+
+/* A state file that makes no sense is a mistake in the test, so the test shall not go on. */
+static void demand(bool fine, const char *otherwise, const char *what) {
+    if (fine)
+        return;
+    fprintf(stderr, "fake nvml: state file, line %u: %s: %s\n", line_number, otherwise, what);
+    abort();
+}
+
+/* Cuts the next word off, in place. Double quotes keep blanks together and are dropped; # starts a comment. */
+static char *next_word(char **rest) {
+    char *from = *rest + strspn(*rest, " \t\r\n"), *word = from, *end = from;
+    bool quoted = false;
+    if (*from == '\0' || *from == '#')
+        return NULL;
+    for (; *from != '\0' && (quoted || !isspace((unsigned char)*from)); from++) {
+        if (*from == '"')
+            quoted = !quoted;
+        else
+            *end++ = *from;
+    }
+    *rest = from + (*from != '\0');
+    *end = '\0';
+    return word;
+}
+
+static char *need_word(char **rest) {
+    char *word = next_word(rest);
+    demand(word != NULL, "a word is missing", "at the end");
+    return word;
+}
+
+static void keep(char *to, const char *from, size_t size) {
+    demand(strlen(from) < size, "too long", from);
+    strcpy(to, from);
+}
+
+/* Any 64 bits: a negative number comes back as its two's complement. */
+static unsigned long long number(const char *text) {
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    demand(end != text && *end == '\0' && errno == 0, "not a number", text);
+    return value;
+}
+
+static int position(const char *word, const char *const words[], int length) {
+    int i = 0;
+    while (i < length && strcmp(words[i], word) != 0)
+        i++;
+    demand(i < length, "unknown word", word);
+    return i;
+}
+
+static nvmlDevice_t handle_for(const char *identity, bool part) {
+    for (unsigned i = 0; i < handle_count; i++)
+        if (handles[i].part == part && strcmp(handles[i].identity, identity) == 0)
+            return &handles[i];
+    demand(handle_count < MAX_HANDLES, "too many devices since the start", identity);
+    keep(handles[handle_count].identity, identity, TEXT);
+    handles[handle_count].part = part;
+    return &handles[handle_count++];
+}
+
+static void parse_pair(Device *device, char *pair) {
+    char *value = strchr(pair, '=');
+    demand(value != NULL, "not key=value", pair);
+    *value++ = '\0';
+    int key = position(pair, key_names, KEYS);
+    if (key >= MINOR)
+        number(value);
+    if (key == MIG)
+        position(value, (const char *const[]){"0", "1", "none"}, 3);
+    keep(device->value[key], value, TEXT);
+    device->given[key] = true;
+}
+
+static void parse_device(char **rest, bool part) {
+    char unnamed[TEXT];
+    demand(state.devices < MAX_DEVICES, "too many devices", *rest);
+    Device *device = &state.device[state.devices++];
+    device->card = (long)number(need_word(rest));
+    device->slot = part ? (long)number(need_word(rest)) : WHOLE;
+    for (char *pair = next_word(rest); pair != NULL; pair = next_word(rest))
+        parse_pair(device, pair);
+    snprintf(unnamed, TEXT, "no uuid %ld %ld", device->card, device->slot);
+    device->handle = handle_for(device->given[UUID] ? device->value[UUID] : unnamed, part);
+    state.cards += !part;
+}
+
+static void parse_rule(const char *word, char **rest) {
+    demand(state.rules < MAX_RULES, "too many rules", word);
+    Rule *rule = &state.rule[state.rules++];
+    rule->kind = (enum kind)position(word, kind_names, KINDS);
+    keep(rule->call, rule->kind == LOST ? "*" : need_word(rest), TEXT);
+    const char *where = need_word(rest);
+    rule->where = strcmp(where, "*") == 0 ? ANYWHERE : (long)number(where);
+    if (rule->kind == FAULT || rule->kind == SLOW)
+        rule->value = (unsigned)number(need_word(rest));
+}
+
+static void parse_line(char *rest) {
+    const char *word = next_word(&rest);
+    if (word == NULL)
+        return;
+    if (strcmp(word, "driver") == 0)
+        keep(state.driver, need_word(&rest), TEXT);
+    else if (strcmp(word, "log") == 0)
+        keep(state.log, need_word(&rest), LONG_TEXT);
+    else if (strcmp(word, "count") == 0)
+        state.count = (long)number(need_word(&rest));
+    else if (strcmp(word, "gpu") == 0 || strcmp(word, "mig") == 0)
+        parse_device(&rest, *word == 'm');
+    else
+        parse_rule(word, &rest);
+    word = next_word(&rest);
+    demand(word == NULL, "one word too many", word);
+}
+
+static void parse(FILE *file) {
+    char *line = NULL;
+    size_t size = 0;
+    memset(&state, 0, sizeof state);
+    state.present = true;
+    state.count = -1;
+    for (line_number = 1; getline(&line, &size, file) != -1; line_number++)
+        parse_line(line);
+    free(line);
+    if (state.count < 0)
+        state.count = state.cards;
+}
+
+static bool same_file(const struct stat *one, const struct stat *other) {
+    return one->st_ino == other->st_ino && one->st_size == other->st_size &&
+           one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
+}
+
+static void refresh(void) {
+    static struct stat seen;
+    struct stat now;
+    const char *path = getenv("FAKE_NVML_STATE");
+    if (path != NULL && state.present && stat(path, &now) == 0 && same_file(&seen, &now))
+        return;
+    FILE *file = path == NULL ? NULL : fopen(path, "re");
+    if (file == NULL) {
+        memset(&state, 0, sizeof state);
+        return;
+    }
+    fstat(fileno(file), &seen); /* of the file that is parsed here, which may be newer than what stat saw */
+    parse(file);
+    fclose(file);
+}
+
+/* ---- finding what a call is about; with the lock held ---- */
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        nvmlReturn_t code_ = (call);                                                                                   \
+        if (code_ != NVML_SUCCESS)                                                                                     \
+            return code_;                                                                                              \
+    } while (0)
+
+#define EACH(device) for (const Device *device = state.device; device < state.device + state.devices; device++)
+
+typedef nvmlReturn_t Finder(const void *wanted, Device *found);
+
+static nvmlReturn_t take(const Device *device, Device *found, nvmlReturn_t otherwise) {
+    if (device == NULL)
+        return otherwise;
+    *found = *device;
+    return NVML_SUCCESS;
+}
+
+static const Device *at(long card, long slot) {
+    EACH(device)
+        if (device->card == card && device->slot == slot)
+            return device;
+    return NULL;
+}
+
+/* For the calls without a device: the driver's version in place of a name, and the count in place of a slot. */
+static nvmlReturn_t the_system(const void *wanted, Device *found) {
+    (void)wanted;
+    strcpy(found->value[NAME], state.driver);
+    found->given[NAME] = state.driver[0] != '\0';
+    found->slot = state.count;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t by_handle(const void *wanted, Device *found) {
+    EACH(device)
+        if (device->handle == wanted) {
+            *found = *device;
+            return at(found->card, WHOLE) == NULL ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+        }
+    for (unsigned i = 0; i < handle_count; i++)
+        if (&handles[i] == wanted && !handles[i].part)
+            return NVML_ERROR_GPU_IS_LOST;
+    return NVML_ERROR_INVALID_ARGUMENT; /* a part that is gone, or never a handle */
+}
+
+static nvmlReturn_t by_index(const void *wanted, Device *found) {
+    unsigned index = *(const unsigned *)wanted;
+    found->card = index;
+    return index < state.count ? take(at(index, WHOLE), found, NVML_ERROR_UNKNOWN) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+static nvmlReturn_t by_uuid(const void *wanted, Device *found) {
+    if (wanted == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    EACH(device)
+        if (device->given[UUID] && strcmp(device->value[UUID], wanted) == 0)
+            return take(device, found, NVML_ERROR_NOT_FOUND);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+typedef struct {
+    unsigned domain, bus, device;
+} Address;
+
+/* The three forms that nvml.h allows: %x:%x:%x.%x, %x:%x:%x and %x:%x.%x. A function other than 0 is no GPU. */
+static bool parse_address(const char *text, Address *to) {
+    unsigned function = 0;
+    int end = 0;
+    bool fits = sscanf(text, "%x:%x:%x%n.%x%n", &to->domain, &to->bus, &to->device, &end, &function, &end) >= 3;
+    if (!fits) {
+        to->domain = 0;
+        fits = sscanf(text, "%x:%x.%x%n", &to->bus, &to->device, &function, &end) == 3;
+    }
+    return fits && text[end] == '\0' && function == 0;
+}
+
+static nvmlReturn_t by_address(const void *wanted, Device *found) {
+    Address want, have;
+    if (wanted == NULL || !parse_address(wanted, &want))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    EACH(device)
+        if (parse_address(device->value[PCI], &have) && memcmp(&have, &want, sizeof have) == 0)
+            return take(device, found, NVML_ERROR_NOT_FOUND);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+typedef struct {
+    nvmlDevice_t card;
+    unsigned index;
+} Slot;
+
+static bool in_mig_mode(const Device *device) {
+    return device->slot == WHOLE && strcmp(device->value[MIG], "1") == 0;
+}
+
+static nvmlReturn_t by_slot(const void *wanted, Device *found) {
+    const Slot *slot = wanted;
+    TRY(by_handle(slot->card, found));
+    if (!in_mig_mode(found) || slot->index >= MIG_SLOTS)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return take(at(found->card, slot->index), found, NVML_ERROR_NOT_FOUND);
+}
+
+static nvmlReturn_t by_part(const void *wanted, Device *found) {
+    TRY(by_handle(wanted, found));
+    if (found->slot == WHOLE)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return take(at(found->card, WHOLE), found, NVML_ERROR_GPU_IS_LOST);
+}
+
+/* ---- what every call goes through ---- */
+
+typedef struct {
+    bool hang, crash;
+    unsigned slow_ms;
+    nvmlReturn_t code;
+} Verdict;
+
+static const Rule *rule_for(enum kind kind, const char *call, long card) {
+    for (unsigned i = 0; i < state.rules; i++) {
+        const Rule *rule = &state.rule[i];
+        bool here = rule->where == ANYWHERE || rule->where == card;
+        if (rule->kind == kind && here && (strcmp(rule->call, "*") == 0 || strcmp(rule->call, call) == 0))
+            return rule;
+    }
+    return NULL;
+}
+
+static void log_call(const char *call, long card) {
+    char line[TEXT];
+    if (state.log[0] == '\0')
+        return;
+    int length = card == NO_CARD ? snprintf(line, TEXT, "%s -\n", call) : snprintf(line, TEXT, "%s %ld\n", call, card);
+    int file = open(state.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    bool written = file >= 0 && write(file, line, (size_t)length) == length; /* at once: lines do not mix */
+    demand(written, "the log cannot be written", state.log);
+    close(file);
+}
+
+static nvmlReturn_t answer(const char *call, long card, nvmlReturn_t found) {
+    const Rule *fault = rule_for(FAULT, call, card);
+    if (init_count == 0 && strncmp(call, "nvmlInit", strlen("nvmlInit")) != 0)
+        return NVML_ERROR_UNINITIALIZED;
+    if (!state.present && strcmp(call, "nvmlShutdown") != 0)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    if (fault != NULL)
+        return (nvmlReturn_t)fault->value;
+    return rule_for(LOST, call, card) == NULL ? found : NVML_ERROR_GPU_IS_LOST;
+}
+
+static Verdict judge(const char *call, Finder *find, const void *wanted, Device *found, bool first) {
+    pthread_mutex_lock(&lock);
+    refresh();
+    memset(found, 0, sizeof *found);
+    found->card = NO_CARD;
+    nvmlReturn_t code = find(wanted, found);
+    if (first)
+        log_call(call, found->card);
+    const Rule *slow = rule_for(SLOW, call, found->card);
+    Verdict verdict = {.hang = rule_for(HANG, call, found->card) != NULL,
+                       .crash = rule_for(CRASH, call, found->card) != NULL,
+                       .slow_ms = slow == NULL ? 0 : slow->value,
+                       .code = answer(call, found->card, code)};
+    pthread_mutex_unlock(&lock);
+    return verdict;
+}
+
+/* usleep would end at the first signal. */
+static void pause_ms(unsigned ms) {
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) == -1 && errno == EINTR)
+        continue;
+}
+
+/* Does to the call what the state says and finds what it is about: a copy, which needs no lock. */
+static nvmlReturn_t enter(const char *call, Finder *find, const void *wanted, Device *found) {
+    Verdict verdict = judge(call, find, wanted, found, true);
+    if (verdict.slow_ms > 0) {
+        pause_ms(verdict.slow_ms);
+        verdict = judge(call, find, wanted, found, false);
+    }
+    while (verdict.hang) {
+        pause_ms(POLL_MS);
+        verdict = judge(call, find, wanted, found, false);
+    }
+    if (verdict.crash)
+        raise(SIGSEGV);
+    return verdict.code;
+}
+
+enum { CARDS = 1, PARTS = 2, BOTH = CARDS | PARTS };
+
+/* Enters a call on a handle that is meant for cards, for parts or for both, and that writes to `out`. */
+static nvmlReturn_t on(const char *call, nvmlDevice_t handle, int meant_for, const void *out, Device *found) {
+    TRY(enter(call, by_handle, handle, found));
+    bool fits = (meant_for & (found->slot == WHOLE ? CARDS : PARTS)) != 0;
+    return fits && out != NULL ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+static nvmlReturn_t give_number(const Device *device, enum key key, unsigned *out) {
+    if (!device->given[key])
+        return NVML_ERROR_NOT_SUPPORTED;
+    *out = (unsigned)number(device->value[key]);
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_text(const Device *device, enum key key, const char *prefix, char *out, unsigned size) {
+    if (out == NULL || !device->given[key])
+        return out == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+    if (strlen(prefix) + strlen(device->value[key]) >= size)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcat(strcpy(out, prefix), device->value[key]);
+    return NVML_SUCCESS;
+}
+
+/* Of a card v2 needs reserved= too; elsewhere it may be left out and is 0. */
+static nvmlReturn_t give_memory(const Device *device, bool all, nvmlMemory_v2_t *out) {
+    if (!device->given[TOTAL] || !device->given[FREE] || !device->given[USED])
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (all && device->slot == WHOLE && !device->given[RESERVED])
+        return NVML_ERROR_NOT_SUPPORTED;
+    out->total = number(device->value[TOTAL]);
+    out->free = number(device->value[FREE]);
+    out->used = number(device->value[USED]);
+    out->reserved = device->given[RESERVED] ? number(device->value[RESERVED]) : 0;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_handle(const Device *device, nvmlDevice_t *out) {
+    if (out == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = device->handle;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t count_inits(const char *call, int change) {
+    Device found;
+    TRY(enter(call, the_system, NULL, &found));
+    pthread_mutex_lock(&lock);
+    init_count += (unsigned)change;
+    pthread_mutex_unlock(&lock);
+    return NVML_SUCCESS;
+}
+
+/* ---- the exported calls ---- */
+
+/* EXPORTED(name) hides a symbol when WITHOUT_name is 1, as -DWITHOUT_name makes it: HIDE_1 below then puts "hidden"
+ * where "default" would have been. Otherwise HIDE_WITHOUT_name means nothing and is thrown away as the first word. */
+#define HIDE_1 0, "hidden",
+#define PASTE(a, b) a##b
+#define EXPANDED(a, b) PASTE(a, b)
+#define SECOND_OF(first, second, ...) second
+#define SECOND(...) SECOND_OF(__VA_ARGS__)
+#define EXPORTED(name) __attribute__((visibility(SECOND(EXPANDED(HIDE_, WITHOUT_##name) 0, "default", 0))))
+#define CALL(name, ...) EXPORTED(name) nvmlReturn_t name(__VA_ARGS__)
+
+/* How a call begins: FIND, or ON where it has a handle `device` and an `out`. Past it `found` is what it is about. */
+#define FIND(find, wanted)                                                                                             \
+    Device found;                                                                                                      \
+    TRY(enter(__func__, find, wanted, &found))
+#define ON(meant_for)                                                                                                  \
+    Device found;                                                                                                      \
+    TRY(on(__func__, device, meant_for, out, &found))
+
+CALL(nvmlInit_v2, void) { return count_inits(__func__, 1); }
+CALL(nvmlInitWithFlags, unsigned flags) { return (void)flags, count_inits(__func__, 1); }
+CALL(nvmlShutdown, void) { return count_inits(__func__, -1); }
+
+/* It can be slow, hang or crash like any call, but it has no code to answer. */
+EXPORTED(nvmlErrorString) const char *nvmlErrorString(nvmlReturn_t code) {
+    static __thread char text[TEXT];
+    Device found;
+    (void)enter(__func__, the_system, NULL, &found);
+    snprintf(text, TEXT, "the fake NVML's words for %d", (int)code);
+    return text;
+}
+
+#define VERSION_CALL(name, prefix)                                                                                     \
+    CALL(name, char *out, unsigned size) {                                                                             \
+        FIND(the_system, NULL);                                                                                        \
+        return give_text(&found, NAME, prefix, out, size);                                                             \
+    }
+VERSION_CALL(nvmlSystemGetDriverVersion, "")
+VERSION_CALL(nvmlSystemGetNVMLVersion, "12.") /* the driver's behind a CUDA major version */
+
+#define TEXT_CALL(name, key)                                                                                           \
+    CALL(name, nvmlDevice_t device, char *out, unsigned size) {                                                        \
+        ON(BOTH);                                                                                                      \
+        return give_text(&found, key, "", out, size);                                                                  \
+    }
+TEXT_CALL(nvmlDeviceGetUUID, UUID)
+TEXT_CALL(nvmlDeviceGetName, NAME)
+
+#define NUMBER_CALL(name, meant_for, key)                                                                              \
+    CALL(name, nvmlDevice_t device, unsigned *out) {                                                                   \
+        ON(meant_for);                                                                                                 \
+        return give_number(&found, key, out);                                                                          \
+    }
+NUMBER_CALL(nvmlDeviceGetMinorNumber, CARDS, MINOR)
+NUMBER_CALL(nvmlDeviceGetGpuInstanceId, PARTS, GI)
+NUMBER_CALL(nvmlDeviceGetComputeInstanceId, PARTS, CI)
+
+#define HANDLE_CALL(name, argument, find, wanted)                                                                      \
+    CALL(name, argument, nvmlDevice_t *out) {                                                                          \
+        FIND(find, wanted);                                                                                            \
+        return give_handle(&found, out);                                                                               \
+    }
+HANDLE_CALL(nvmlDeviceGetHandleByIndex_v2, unsigned index, by_index, &index)
+HANDLE_CALL(nvmlDeviceGetHandleByUUID, const char *uuid, by_uuid, uuid)
+HANDLE_CALL(nvmlDeviceGetHandleByPciBusId_v2, const char *address, by_address, address)
+HANDLE_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, nvmlDevice_t part, by_part, part)
+
+CALL(nvmlDeviceGetMigDeviceHandleByIndex, nvmlDevice_t device, unsigned index, nvmlDevice_t *out) {
+    Slot slot = {device, index};
+    FIND(by_slot, &slot);
+    return give_handle(&found, out);
+}
+
+CALL(nvmlDeviceGetCount_v2, unsigned *out) {
+    FIND(the_system, NULL);
+    if (out == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = (unsigned)found.slot;
+    return NVML_SUCCESS;
+}
+
+/* Of a part: its index among the parts of its card. */
+CALL(nvmlDeviceGetIndex, nvmlDevice_t device, unsigned *out) {
+    ON(BOTH);
+    *out = (unsigned)(found.slot == WHOLE ? found.card : found.slot);
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlDeviceGetPciInfo_v3, nvmlDevice_t device, nvmlPciInfo_t *out) {
+    ON(CARDS);
+    Address pci;
+    if (!parse_address(found.value[PCI], &pci))
+        return NVML_ERROR_NOT_SUPPORTED;
+    *out = (nvmlPciInfo_t){.domain = pci.domain, .bus = pci.bus, .device = pci.device};
+    snprintf(out->busId, sizeof out->busId, NVML_DEVICE_PCI_BUS_ID_FMT, NVML_DEVICE_PCI_BUS_ID_FMT_ARGS(&pci));
+    snprintf(out->busIdLegacy, sizeof out->busIdLegacy, NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, pci.domain & 0xffff,
+             pci.bus & 0xff, pci.device & 0xff);
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlDeviceGetMigMode, nvmlDevice_t device, unsigned *out, unsigned *pending) {
+    ON(CARDS);
+    if (pending == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!found.given[MIG] || strcmp(found.value[MIG], "none") == 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *out = *pending = in_mig_mode(&found) ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
+    return NVML_SUCCESS;
+}
+
+/* nvml.h: zero where MIG is not supported or not enabled. */
+CALL(nvmlDeviceGetMaxMigDeviceCount, nvmlDevice_t device, unsigned *out) {
+    ON(CARDS);
+    *out = in_mig_mode(&found) ? MIG_SLOTS : 0;
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlDeviceIsMigDeviceHandle, nvmlDevice_t device, unsigned *out) {
+    ON(BOTH);
+    *out = found.slot != WHOLE;
+    return NVML_SUCCESS;
+}
+
+/* The first version counts what is reserved as used, as real drivers do. */
+CALL(nvmlDeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *out) {
+    ON(BOTH);
+    nvmlMemory_v2_t memory;
+    TRY(give_memory(&found, false, &memory));
+    *out = (nvmlMemory_t){memory.total, memory.free, memory.used + memory.reserved};
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *out) {
+    ON(BOTH);
+    return out->version == nvmlMemory_v2 ? give_memory(&found, true, out) : NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+}
+
+CALL(nvmlDeviceGetTemperature, nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned *out) {
+    ON(CARDS);
+    return sensor == NVML_TEMPERATURE_GPU ? give_number(&found, TEMP, out) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+CALL(nvmlDeviceGetTemperatureV, nvmlDevice_t device, nvmlTemperature_t *out) {
+    ON(CARDS);
+    if (out->version != nvmlTemperature_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (out->sensorType != NVML_TEMPERATURE_GPU)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return give_number(&found, TEMP, (unsigned *)&out->temperature); /* signed or not is the reader's affair */
+}
+
+/* Memory activity is always one more than the GPU's, so that a test sees when the wrong one was read. */
+CALL(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_t *out) {
+    ON(BOTH);
+    if (in_mig_mode(&found))
+        return NVML_ERROR_NOT_SUPPORTED;
+    TRY(give_number(&found, UTIL, &out->gpu));
+    out->memory = out->gpu + 1;
+    return NVML_SUCCESS;
+}
