@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from exporter import __version__, logs, masks, reports
-from exporter.attribution import driver_branch
+from exporter.binding import driver_branch
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError

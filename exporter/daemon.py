@@ -16,6 +16,7 @@ from exporter.config import Settings
 from exporter.errors import ConfigError
 from exporter.model import Snapshot
 from exporter.sampler import Sampler, Source
+from exporter.telemetry import Transitions
 from exporter.web import app, server
 
 log = logging.getLogger("exporter.daemon")
@@ -46,7 +47,7 @@ class Host:
     def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
         self._options, self._environ = options, environ
         self._sources: dict[str, Source] = {}
-        self.sampler = Sampler()
+        self.sampler = Sampler(Transitions().see)
         self.settings = Settings()
 
     def configure(self, settings: Settings) -> tuple[Source, ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from exporter import pci
-from exporter.attribution import Bound, attribute, bind
+from exporter.attribution import attribute
+from exporter.binding import Bound, bind
 from exporter.config import Sampling
-from exporter.model import Evidence, Fault, Fleet, Snapshot, VendorOutcome
+from exporter.model import FAULT_REASONS, BackendStatus, Evidence, Fault, Fleet, Snapshot, VendorOutcome
 from exporter.supervisor import Backoff, Supervisor
-from exporter.telemetry import FaultCounts, Transitions, status_of
 
 # A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
 _UNEXPECTED = Backoff(first=30.0, most=600.0)
@@ -36,6 +37,38 @@ class Source:
         return Backoff() if self.expected() else _UNEXPECTED
 
 
+class FaultCounts:
+    """Faults by vendor and reason since the daemon's start; every reason has a count from the start."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, outcome: VendorOutcome) -> None:
+        """Count one cycle's faults: the backend's own, or each of its devices'."""
+        counts = self._counts.setdefault(outcome.vendor, Counter())
+        if outcome.fault is not None:
+            counts[outcome.fault.reason] += 1
+        elif outcome.sample is not None:
+            counts.update(fault.reason for fault in outcome.sample.faults)
+
+    def of(self, vendor: str) -> dict[str, int]:
+        """The vendor's counts by reason."""
+        counts = self._counts.get(vendor, Counter())
+        return {reason: counts[reason] for reason in FAULT_REASONS}
+
+
+def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
+    """The backend's row for one cycle."""
+    return BackendStatus(
+        vendor=outcome.vendor,
+        up=outcome.sample is not None,
+        duration_seconds=outcome.duration_seconds,
+        fault=outcome.fault,
+        faults_total=counts.of(outcome.vendor),
+        driver_version=outcome.sample.driver_version if outcome.sample else "",
+    )
+
+
 class _Flight:
     """A cycle in progress: one task a vendor."""
 
@@ -51,7 +84,9 @@ class _Flight:
 class Sampler:
     """Makes snapshots. Sampling happens when one is asked for, or, where the settings say so, at an interval."""
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[Snapshot, Sequence[VendorOutcome]], None]) -> None:
+        """``observe`` is told of each finished cycle, once."""
+        self._observe = observe
         self._sources: dict[str, Source] = {}
         self._present: set[str] = set()
         self._fleets: tuple[Fleet, ...] = ()
@@ -59,7 +94,6 @@ class Sampler:
         self._sampling = Sampling()
         self._bound: Bound = {}
         self._counts = FaultCounts()
-        self._transitions = Transitions()
         self._flight: _Flight | None = None
         self._last: Snapshot | None = None
         self._last_finished = 0.0
@@ -132,8 +166,8 @@ class Sampler:
             shown = [outcome for outcome in outcomes if outcome.vendor in self._present]
             flight.snapshot = self._last = self._assemble(shown)
             self._last_finished = time.monotonic()
-            self._transitions.see(flight.snapshot, shown)
             self._flight = None
+            self._observe(flight.snapshot, shown)
         return flight.snapshot
 
     def _notice(self, outcome: VendorOutcome) -> None:

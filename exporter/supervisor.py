@@ -129,26 +129,34 @@ class Supervisor:
         child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS)))
         await asyncio.wait([pending], timeout=max(0.0, until - time.monotonic()))
         if not pending.done():
-            return Fault("starting" if not child.sampled else "hung", "the worker did not answer by the deadline")
+            return self._note(
+                Fault("hung" if child.sampled else "starting", "the worker did not answer by the deadline")
+            )
         child.pending = None
         if pending.cancelled():
             return self._fault
         return self._judged(child, pending.result())
 
-    def _judged(self, child: _Child, answer: wire.Answer) -> wire.Answer:
+    def _judged(self, child: _Child, answer: wire.Answer) -> wire.Answer | Fault:
         lived = time.monotonic() - child.started
-        if answer.sample is not None:
+        if answer.fault is None:
             child.sampled = True
             if lived > _STEADY_AFTER_SECONDS:
                 self._failures = 0
-        elif answer.fault is not None:
-            self._fault = answer.fault
-            if answer.final:
-                child.retired = True
-                self._failed(answer.fault)
-            elif not child.sampled and lived > self.hang_seconds:
-                self._end(child, answer.fault.detail)
-        return answer
+            return answer
+        self._note(answer.fault)
+        if answer.final:
+            child.retired = True
+            self._failed(self._fault)
+        elif not child.sampled and lived > self.hang_seconds:
+            self._end(child, answer.fault.detail)
+        return self._fault
+
+    def _note(self, fault: Fault) -> Fault:
+        """Another worker that is only starting does not change why the one before failed."""
+        if fault.reason != "starting" or not self._failures:
+            self._fault = fault
+        return self._fault
 
     async def _start(self) -> _Child | None:
         ours, theirs = socket.socketpair()

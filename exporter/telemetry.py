@@ -1,14 +1,12 @@
-"""What the exporter tells of itself: the count of faults, and one log line for each change of state."""
+"""What the exporter tells of itself in its log: one line for each change of state, none for a state that lasts."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from exporter.model import (
-    FAULT_REASONS,
     BackendStatus,
     Device,
     DeviceKey,
@@ -26,38 +24,6 @@ _LOUD: Mapping[State, int] = {
     "lost": logging.WARNING,
     "hung": logging.WARNING,
 }
-
-
-class FaultCounts:
-    """Faults by vendor and reason since the daemon's start; every reason has a count from the start."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, Counter[str]] = {}
-
-    def add(self, outcome: VendorOutcome) -> None:
-        """Count one cycle's faults: the backend's own, or each of its devices'."""
-        counts = self._counts.setdefault(outcome.vendor, Counter())
-        if outcome.fault is not None:
-            counts[outcome.fault.reason] += 1
-        elif outcome.sample is not None:
-            counts.update(fault.reason for fault in outcome.sample.faults)
-
-    def of(self, vendor: str) -> dict[str, int]:
-        """The vendor's counts by reason."""
-        counts = self._counts.get(vendor, Counter())
-        return {reason: counts[reason] for reason in FAULT_REASONS}
-
-
-def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
-    """The backend's row for one cycle."""
-    return BackendStatus(
-        vendor=outcome.vendor,
-        up=outcome.sample is not None,
-        duration_seconds=outcome.duration_seconds,
-        fault=outcome.fault,
-        faults_total=counts.of(outcome.vendor),
-        driver_version=outcome.sample.driver_version if outcome.sample else "",
-    )
 
 
 class Transitions:

@@ -10,7 +10,8 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.errors import CouldNot, InputError
@@ -68,7 +69,8 @@ def _bound(family: int, address: Any, *, dual: bool = False) -> socket.socket:
 class GuardedProtocol(H11Protocol):
     """HTTP/1.1 with what uvicorn lacks: a cap on open connections, and a time for a request's head to arrive in.
 
-    A request line or headers beyond :data:`MAX_HEAD_BYTES` are answered 400 by the parser's own limit.
+    The parser's own limit answers 400 to a head that is still incomplete at :data:`MAX_HEAD_BYTES`; one that comes
+    whole in one piece gets past it, and is refused by :func:`limited`.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -104,13 +106,32 @@ class GuardedProtocol(H11Protocol):
             self._timer = None
 
 
+def limited(app: ASGIApp) -> ASGIApp:
+    """The application, behind a limit on the size of a request's line (414) and of its headers (431)."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = _oversize(scope) if scope["type"] == "http" else None
+        await (refusal or app)(scope, receive, send)
+
+    return guard
+
+
+def _oversize(scope: Scope) -> PlainTextResponse | None:
+    close = {"connection": "close"}
+    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEAD_BYTES:
+        return PlainTextResponse("The request line is too long.\n", 414, close)
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
+        return PlainTextResponse("The request's headers are too large.\n", 431, close)
+    return None
+
+
 class Server(uvicorn.Server):
     """uvicorn without its own signal handlers: the daemon decides when to stop."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                limited(app),
                 http=GuardedProtocol,
                 ws="none",
                 lifespan="off",

@@ -1,0 +1,126 @@
+"""Fleets and inventories -> mappings. Pure: what was bound before comes in, what is bound now goes out.
+
+An index space holds still: a fleet is bound once, against the first inventory that is known to be whole, and keeps its
+identities whatever cards come, go, sleep or get lost afterwards. Only the runtime ``host`` follows the inventory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from exporter.inventory import Inventory
+from exporter.masks import RUNTIMES, invert
+from exporter.model import (
+    Context,
+    DeviceKey,
+    Evidence,
+    Fleet,
+    FleetMapping,
+    Inversion,
+    Refusal,
+    VendorOutcome,
+    VendorSample,
+)
+
+Outcome = Inversion | Refusal
+BindingKey = tuple[str, str, str]
+"""Fleet name, runtime, vendor."""
+Bound = Mapping[BindingKey, Outcome]
+
+
+def bind(
+    fleets: Iterable[Fleet], outcomes: Sequence[VendorOutcome], bound: Bound, accept: Collection[Evidence]
+) -> tuple[tuple[FleetMapping, ...], Bound]:
+    """One mapping for each fleet and runtime, and what is bound from now on."""
+    kept = dict(bound)
+    by_vendor = {outcome.vendor: outcome for outcome in outcomes}
+    mappings = []
+    for fleet in fleets:
+        for runtime in _runtimes(fleet, by_vendor):
+            vendors = _vendors(fleet, runtime, by_vendor)
+            found = [_outcome(fleet, runtime, by_vendor[vendor], kept) for vendor in vendors]
+            mappings.append(FleetMapping(fleet.name, runtime, _accepted(_united(found), accept)))
+    return tuple(mappings), kept
+
+
+def _runtimes(fleet: Fleet, present: Collection[str]) -> Sequence[str]:
+    """The fleet's runtimes whose vendor is on this host; all of them when none is, so that the absence has a row."""
+    served = [runtime for runtime in fleet.runtimes if _vendors(fleet, runtime, present)]
+    return served or fleet.runtimes
+
+
+def _vendors(fleet: Fleet, runtime: str, present: Collection[str]) -> list[str]:
+    numbered = RUNTIMES[runtime].vendors
+    return [
+        vendor
+        for vendor in present
+        if (not numbered or vendor in numbered) and (fleet.vendors is None or vendor in fleet.vendors)
+    ]
+
+
+def _outcome(fleet: Fleet, runtime: str, vendor: VendorOutcome, kept: dict[BindingKey, Outcome]) -> Outcome:
+    """What is bound already, else a new inversion; while the backend is down its mask counts as refused."""
+    if vendor.sample is None:
+        reason = vendor.fault.reason if vendor.fault else "no answer"
+        return Refusal("backend-down", f"the {vendor.vendor} backend is down: {reason}")
+    place = (fleet.name, runtime, vendor.vendor)
+    if place in kept:
+        return kept[place]
+    outcome = invert_fleet(fleet, runtime, vendor.sample)
+    if not RUNTIMES[runtime].moving and _settled(outcome, whole=vendor.sample.whole):
+        kept[place] = outcome
+    return outcome
+
+
+def _settled(outcome: Outcome, *, whole: bool) -> bool:
+    """Whether a later inventory could not change the answer: it does not hang on a card that is still unknown."""
+    if isinstance(outcome, Inversion):
+        return True
+    return whole and outcome.code != "inventory-incomplete"
+
+
+def invert_fleet(fleet: Fleet, runtime: str, sample: VendorSample) -> Outcome:
+    """The fleet's masks undone over the devices of one vendor's sample."""
+    inventory = Inventory(sample.devices, sample.whole)
+    reach = _reach(fleet, inventory)
+    if isinstance(reach, Refusal):
+        return reach
+    context = Context(reach=reach, driver_branch=driver_branch(sample.driver_version), os="linux", container=None)
+    return invert(runtime, fleet.env, inventory, context)
+
+
+def _reach(fleet: Fleet, inventory: Inventory) -> frozenset[DeviceKey] | Refusal:
+    if fleet.reach is None:
+        return frozenset(device.key for device in inventory.devices)
+    found = {text: inventory.named(text) for text in fleet.reach}
+    missing = [text for text, device in found.items() if device is None]
+    if missing:
+        return Refusal("reach-unknown", f"reach names {', '.join(missing)}, which this host does not have")
+    return frozenset(device.key for device in found.values() if device is not None)
+
+
+def driver_branch(version: str) -> int | None:
+    """The branch of an NVIDIA driver: 550 for ``550.54.15``; None when the text does not begin so."""
+    match = re.match(r"([0-9]{2,5})\.", version)
+    return int(match[1]) if match else None
+
+
+def _united(found: Sequence[Outcome]) -> Outcome:
+    """Several vendors' outcomes as one: what is inverted counts, and only if nothing is, the first refusal."""
+    inverted = [outcome for outcome in found if isinstance(outcome, Inversion)]
+    refused = [outcome for outcome in found if isinstance(outcome, Refusal)]
+    if not inverted:
+        return refused[0] if refused else Refusal("backend-down", "no backend for this runtime is present on this host")
+    devices = tuple(device for outcome in inverted for device in outcome.devices)
+    return Inversion(devices, tuple(layer for outcome in inverted for layer in outcome.layers))
+
+
+def _accepted(outcome: Outcome, accept: Collection[Evidence]) -> Outcome:
+    if isinstance(outcome, Refusal):
+        return outcome
+    refused = sorted({device.evidence for device in outcome.devices if device.evidence not in accept})
+    if not refused:
+        return outcome
+    detail = f"the answer is {', '.join(refused)}, and mapping.accept lists {', '.join(accept)}"
+    return Refusal("evidence-not-accepted", detail, outcome.layers)
