@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,7 @@ def _snapshot(options: argparse.Namespace) -> Snapshot:
 
 def _once(options: argparse.Namespace) -> int:
     snapshot = _snapshot(options)
-    now = ReloadStatus(True, Path(options.config_file).stat().st_mtime if options.config_file else 0.0)
-    page = render(registry_of(snapshot, now, process=False), encoder_for("")[0])
+    page = render(registry_of(snapshot, ReloadStatus(True, time.time()), process=False), encoder_for("")[0])
     if options.output:
         _write_atomically(Path(options.output), page)
     else:

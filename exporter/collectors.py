@@ -173,11 +173,7 @@ class ExporterCollector(Collector):
         """The families of this snapshot."""
         backends = self._backends
         yield _metric(catalog.BACKEND_UP, (({"vendor": row.vendor}, float(row.up)) for row in backends))
-        durations = ((row.vendor, row.duration_seconds) for row in backends)
-        yield _metric(
-            catalog.BACKEND_DURATION,
-            (({"vendor": vendor}, seconds) for vendor, seconds in durations if seconds is not None),
-        )
+        yield _metric(catalog.BACKEND_DURATION, (({"vendor": row.vendor}, row.duration_seconds) for row in backends))
         yield _metric(catalog.BACKEND_FAULTS, (row for backend in backends for row in _fault_counts(backend)))
         faults = ((row.vendor, row.fault) for row in backends if not row.up)
         yield _metric(

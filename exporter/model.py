@@ -112,7 +112,7 @@ class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
     vendor: str
     sample: VendorSample | None = None
     fault: Fault | None = None
-    duration_seconds: float | None = None
+    duration_seconds: float
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     vendor: str
     up: bool
-    duration_seconds: float | None
+    duration_seconds: float
     fault: Fault | None
     faults_total: Mapping[str, int]
     driver_version: str = ""

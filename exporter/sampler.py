@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from exporter.supervisor import Backoff, Supervisor
 
 # A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
 _UNEXPECTED = Backoff(first=30.0, most=600.0)
+_LOOK_EVERY_SECONDS = 15.0
 _BACKGROUND_KEEPS = 2.5
 
 
@@ -26,12 +28,18 @@ class Source:
         self.vendor = vendor
         self.named = False
         self._sysfs = sysfs
+        self._on_bus = False
+        self._looked = -math.inf
         arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
         self.supervisor = Supervisor(vendor, arguments, backoff=self._backoff)
 
     def expected(self) -> bool:
-        """Looking at the bus reads two files a device, so this is asked when a worker is to start, not in a page."""
-        return self.named or any(True for _ in pci.cards(self._sysfs, self.vendor))
+        """Named by the settings, or seen on the bus. Looking reads a file a device, so it is done now and then."""
+        now = time.monotonic()
+        if not self._on_bus and not self.named and now - self._looked > _LOOK_EVERY_SECONDS:
+            self._looked = now
+            self._on_bus = any(True for _ in pci.cards(self._sysfs, self.vendor))
+        return self.named or self._on_bus
 
     def _backoff(self) -> Backoff:
         return Backoff() if self.expected() else _UNEXPECTED
@@ -74,6 +82,7 @@ class _Flight:
 
     def __init__(self, tasks: dict[str, asyncio.Task[VendorOutcome]]) -> None:
         self.tasks = tasks
+        self.started = time.monotonic()
         self.snapshot: Snapshot | None = None
 
     @property
@@ -146,7 +155,12 @@ class Sampler:
         return await self._cycle(within_seconds)
 
     async def _cycle(self, within_seconds: float) -> Snapshot:
-        flight = self._flight or self._take_off(within_seconds)
+        flight = self._flight
+        if flight is None:
+            flight = self._take_off(within_seconds)
+        else:
+            for source in self._sources.values():
+                source.supervisor.hurry(within_seconds)
         if flight.tasks:
             await asyncio.wait(flight.tasks.values(), timeout=within_seconds)
         return self._land(flight) if flight.done else self._so_far(flight)
@@ -181,9 +195,10 @@ class Sampler:
     def _so_far(self, flight: _Flight) -> Snapshot:
         """A page for one whose deadline is shorter than the cycle's: what has answered, and who has not."""
         late = Fault("hung", "no answer by the scrape's deadline")
+        waited = time.monotonic() - flight.started
         return self._assemble(
             [
-                task.result() if task.done() else VendorOutcome(vendor=vendor, fault=late)
+                task.result() if task.done() else VendorOutcome(vendor=vendor, fault=late, duration_seconds=waited)
                 for vendor, task in flight.tasks.items()
                 if vendor in self._present
             ]
@@ -194,7 +209,9 @@ class Sampler:
         if age <= _BACKGROUND_KEEPS * (self._sampling.interval_seconds or 0.0):
             return last
         stale = Fault("stale", f"the last background cycle ended {age:.1f} s ago")
-        return self._assemble([VendorOutcome(vendor=vendor, fault=stale) for vendor in sorted(self._present)])
+        return self._assemble(
+            [VendorOutcome(vendor=vendor, fault=stale, duration_seconds=age) for vendor in sorted(self._present)]
+        )
 
     def _assemble(self, outcomes: Sequence[VendorOutcome]) -> Snapshot:
         mappings, self._bound = bind(self._fleets, outcomes, self._bound, self._accept)

@@ -53,6 +53,7 @@ class _Child:
         self.pending: asyncio.Future[wire.Answer] | None = None
         self.pending_cycle = 0
         self.pending_since = 0.0
+        self.pending_until = 0.0
         self.sampled = False
         self.retired = False  # it said that it ends by itself
         self.terminated = False  # we ended it
@@ -94,6 +95,13 @@ class Supervisor:
             return VendorOutcome(vendor=self.vendor, fault=answer, duration_seconds=duration)
         return VendorOutcome(vendor=self.vendor, sample=answer.sample, fault=answer.fault, duration_seconds=duration)
 
+    def hurry(self, within_seconds: float) -> None:
+        """Somebody with less time waits for the running ask too: shorten it for all."""
+        child, until = self._child, time.monotonic() + within_seconds
+        if child is not None and child.pending is not None and until < child.pending_until:
+            child.pending_until = until
+            child.writer.write(wire.frame(wire.Ask(child.pending_cycle, until - _ANSWER_MARGIN_SECONDS)))
+
     async def _answer(self, until: float) -> wire.Answer | Fault:
         child = self._child
         if child is None:
@@ -124,7 +132,7 @@ class Supervisor:
     async def _exchange(self, child: _Child, until: float) -> wire.Answer | Fault:
         self._cycle += 1
         child.pending = pending = asyncio.get_running_loop().create_future()
-        child.pending_cycle, child.pending_since = self._cycle, time.monotonic()
+        child.pending_cycle, child.pending_since, child.pending_until = self._cycle, time.monotonic(), until
         # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.
         child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS)))
         await asyncio.wait([pending], timeout=max(0.0, until - time.monotonic()))

@@ -20,6 +20,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Read every device once and answer by ``until`` with whatever arrived.
 
     ``until`` is a reading of ``CLOCK_MONOTONIC``, which parent and worker share, so that a worker's own start counts.
+    The same cycle asked for again, with an earlier ``until``, shortens it.
     """
 
     cycle: int

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from exporter import backends
-from exporter.backends.base import Backend, CardReport
+from exporter.backends.base import Backend
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Reading, State, VendorSample
 from exporter.wire import HEADER, MAX_FRAME_BYTES, Answer, Ask, decode_ask, frame
@@ -29,6 +29,14 @@ LIBRARY = "library"
 _STARTING_SECONDS = 10.0
 # How much of a cycle may go into counting the cards when it is known from before which there were.
 _COUNTING_SHARE = 0.25
+
+
+class CardReport(NamedTuple):
+    """A slot that was identified and read: the card and its parts, their readings, and the calls that failed."""
+
+    devices: tuple[Device, ...]
+    readings: tuple[Reading, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 class Sleeping(NamedTuple):
@@ -46,10 +54,13 @@ class _Done(NamedTuple):
     result: Result
 
 
+_Event = _Done | Ask
+
+
 class Lane:
     """A daemon thread that runs one job at a time and puts each result into the shared queue."""
 
-    def __init__(self, name: str, done: queue.SimpleQueue[_Done]) -> None:
+    def __init__(self, name: str, done: queue.SimpleQueue[_Event]) -> None:
         self.name = name
         self.busy = False
         self._done = done
@@ -76,9 +87,10 @@ class Worker:
     """Answers the parent's asks, one after the other."""
 
     def __init__(self, backend: Backend) -> None:
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._backend = backend
-        self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
-        self._library = Lane(LIBRARY, self._done)
+        self._until = 0.0
+        self._library = Lane(LIBRARY, self.events)
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
@@ -86,7 +98,8 @@ class Worker:
         self._known: dict[str, tuple[Device, ...]] = {}
 
     def answer(self, ask: Ask) -> Answer:
-        """One cycle; returns by ``ask.until`` whatever the library does."""
+        """One cycle; returns by ``ask.until``, or earlier where the ask is repeated, whatever the library does."""
+        self._until = ask.until
         try:
             slots, fresh = self._count(ask)
             if not slots:
@@ -103,9 +116,8 @@ class Worker:
         if waited_for:
             self._library_since = time.monotonic()
             self._library.submit(ask.cycle, self._open_and_count)
-        now = time.monotonic()
         share = _COUNTING_SHARE if self._slots else 1.0
-        results = self._collect({LIBRARY} if waited_for else set(), ask.cycle, now + share * (ask.until - now))
+        results = self._collect({LIBRARY} if waited_for else set(), ask.cycle, share)
         result = results.get(LIBRARY)
         if isinstance(result, BackendAbsent):
             raise result
@@ -135,32 +147,44 @@ class Worker:
         for slot in slots:
             lane = self._lanes.get(slot)
             if lane is None:
-                lane = self._lanes[slot] = Lane(slot, self._done)
+                lane = self._lanes[slot] = Lane(slot, self.events)
             if not lane.busy:
                 lane.submit(ask.cycle, lambda slot=slot: self._read_slot(slot))  # type: ignore[misc]
                 waiting.add(slot)
-        return self._collect(waiting, ask.cycle, ask.until)
+        return self._collect(waiting, ask.cycle)
 
     def _read_slot(self, slot: str) -> Result:
+        """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
         try:
-            return self._backend.read(slot)
+            devices = self._backend.identify(slot)
         except DeviceAsleep:
             return Sleeping(self._backend.asleep(slot))
+        self._known[slot] = devices
+        sampled = [self._backend.sample(device) for device in devices]
+        readings = tuple(reading for entry in sampled for reading in entry.readings)
+        return CardReport(devices, readings, tuple(fault for entry in sampled for fault in entry.faults))
 
-    def _collect(self, waiting: set[str], cycle: int, until: float) -> dict[str, Result]:
-        """The results of this cycle's jobs that arrive in time. Late results of earlier cycles are dropped."""
+    def _collect(self, waiting: set[str], cycle: int, share: float = 1.0) -> dict[str, Result]:
+        """The results of this cycle's jobs that arrive in a share of its time; late ones of earlier cycles are dropped."""
         results: dict[str, Result] = {}
+        started = time.monotonic()
         while waiting - results.keys():
+            until = started + share * (self._until - started)
             try:
-                done = self._done.get(timeout=max(0.0, until - time.monotonic()))
+                event = self.events.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            if done.cycle == cycle:
-                results[done.lane] = done.result
+            if event.cycle != cycle:
+                continue
+            if isinstance(event, Ask):
+                self._until = min(self._until, event.until)
+            else:
+                results[event.lane] = event.result
         return results
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
-        self._known = {slot: devices for slot, devices in self._known.items() if slot in slots}
+        for gone in self._known.keys() - set(slots):
+            del self._known[gone]
         page = _Page()
         absent = [result for result in results.values() if isinstance(result, BackendAbsent)]
         if absent:
@@ -193,7 +217,9 @@ class _Page:
         if isinstance(result, CardReport):
             self.readings += result.readings
             self.faults += result.faults
-            self.failed += bool(result.faults and not result.readings)
+            if result.faults and not result.readings:  # it says who it is, and nothing else
+                state = "lost"
+                self.failed += 1
         elif isinstance(result, Sleeping):
             state = "asleep"
         else:
@@ -244,18 +270,29 @@ def _receive(parent: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def serve(backend: Backend, parent: socket.socket) -> None:
-    """Answer asks until the parent goes, or until an answer is final."""
-    worker = Worker(backend)
-    final = False
-    while not final and (header := _receive(parent, HEADER.size)):
+def listen(parent: socket.socket, events: queue.SimpleQueue[_Event]) -> NoReturn:
+    """Put the parent's asks among the events; leave at once when the parent is gone, whatever is being waited for."""
+    while header := _receive(parent, HEADER.size):
         (length,) = HEADER.unpack(header)
         body = _receive(parent, length) if length <= MAX_FRAME_BYTES else b""
         if not body:
-            return
-        answer = worker.answer(decode_ask(body))
-        parent.sendall(frame(answer))
-        final = answer.final
+            break
+        events.put(decode_ask(body))
+    os._exit(0)
+
+
+def serve(backend: Backend, parent: socket.socket) -> None:
+    """Answer asks until an answer is final."""
+    worker = Worker(backend)
+    threading.Thread(target=listen, args=(parent, worker.events), name="parent", daemon=True).start()
+    answered = 0
+    final = False
+    while not final:
+        event = worker.events.get()
+        if isinstance(event, Ask) and event.cycle > answered:
+            answer = worker.answer(event)
+            parent.sendall(frame(answer))
+            answered, final = event.cycle, answer.final
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

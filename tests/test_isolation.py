@@ -63,6 +63,31 @@ def test_a_hung_card_costs_only_its_own_readings(nvml: FakeNvml, start: Start) -
     assert readings(healed, "1") == len(READINGS)
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2"])
+def test_a_card_that_hangs_from_the_start_is_known(nvml: FakeNvml, start: Start, call: str) -> None:
+    """A card that can be identified and not be read is `hung` on the very first page, and keeps its place."""
+    nvml.write(equal_cards(3), lines=[f"hang {call} 1"])
+    config = FRESH + 'fleets: [{name: chat, env: {CUDA_VISIBLE_DEVICES: "1,2", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    scrape = start(nvml.environment(), config).scrape(timeout=2)
+    assert scrape.state(physical_index="1") == "hung"
+    assert readings(scrape, "1") == 0
+    assert scrape.value("gpu_fleet_device_info", fleet_index="0", physical_index="1") == 1
+    assert scrape.value("gpu_utilization_percent", fleet_index="1", physical_index="2") == 30
+
+
+def test_a_card_that_fails_every_reading_is_lost(nvml: FakeNvml, start: Start) -> None:
+    """A card that says who it is and gives no reading is told from an idle one by its state."""
+    daemon = start(nvml.environment(), FRESH)
+    daemon.scrape()
+    calls = ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperatureV")
+    nvml.write(equal_cards(2), lines=[f"fault {call} 0 16" for call in calls])
+    scrape = daemon.scrape()
+    assert scrape.state(physical_index="0") == "lost"
+    assert scrape.state(physical_index="1") == "ok"
+    nvml.write(equal_cards(2), lines=["fault * 0 999"])
+    assert daemon.scrape().state(physical_index="0") == "lost"
+
+
 def test_all_cards_hung_leave_the_page_up(nvml: FakeNvml, start: Start) -> None:
     """With every card hung the page still comes at once, with every card's state and no reading."""
     daemon = start(nvml.environment(), FRESH)
@@ -428,7 +453,7 @@ def test_concurrent_scrapes_share_one_reading(tmp_path: Path, nvml: FakeNvml, st
 
 
 def test_a_scrape_with_a_shorter_deadline_does_not_wait_for_another(nvml: FakeNvml, start: Start) -> None:
-    """Who joins a running cycle waits for no longer than its own timeout, and gets a page with a reason."""
+    """Who joins a running cycle waits for no longer than its own timeout, and both get what has answered by then."""
     daemon = start(nvml.environment(), FRESH)
     daemon.scrape()
     nvml.write(equal_cards(4), lines=["hang nvmlDeviceGetTemperatureV 0"])
@@ -437,8 +462,9 @@ def test_a_scrape_with_a_shorter_deadline_does_not_wait_for_another(nvml: FakeNv
         time.sleep(0.2)
         hasty = daemon.scrape(timeout=1)
         assert hasty.seconds < 0.8
-        assert fault(hasty) == "hung"
-        assert readings(patient.result(), "1") == len(READINGS)
+        for scrape in (hasty, patient.result()):
+            assert readings(scrape, "1") == len(READINGS)
+            assert scrape.state(physical_index="0") == "hung"
 
 
 def test_background_sampling_drops_what_is_old(nvml: FakeNvml, start: Start) -> None:

@@ -183,7 +183,10 @@ def test_nothing_leaks_over_many_scrapes(nvml: FakeNvml, start: Start) -> None:
     before = held()
     for _ in range(300):
         daemon.scrape()
-    assert held() == before
+    until = time.monotonic() + 5
+    while held() != before:  # the last connection is closed a moment after its page
+        assert time.monotonic() < until, (before, held())
+        time.sleep(0.1)
 
 
 def test_a_port_that_is_taken_is_a_sentence(nvml: FakeNvml, start: Start) -> None:

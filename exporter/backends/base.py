@@ -8,10 +8,9 @@ from typing import NamedTuple, Protocol
 from exporter.model import Device, Fault, Reading
 
 
-class CardReport(NamedTuple):
-    """One card read once: the card and its parts as they are now, their readings, and the calls that failed."""
+class Sampled(NamedTuple):
+    """What one device gave: its readings, and the calls that failed."""
 
-    devices: tuple[Device, ...]
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
 
@@ -30,8 +29,8 @@ class Backend(Protocol):
     7. Read-only, and nothing is woken: a card asleep raises ``DeviceAsleep`` before any call on it.
     8. No re-initialisation in place: a fresh start is a fresh process.
 
-    Every method but ``__init__`` may hang in the driver; the worker calls each from a lane of its own. ``open`` and
-    ``slots`` share a lane; ``read`` runs in one lane a slot, at the same time as the others.
+    Every method but ``__init__`` may hang in the driver, so the worker calls them in lanes: ``open`` and ``slots`` in
+    one; for each slot, in a lane of its own beside the others, ``identify`` and then ``sample`` for each device.
     """
 
     vendor: str
@@ -43,12 +42,15 @@ class Backend(Protocol):
     def slots(self) -> Sequence[str]:
         """Names of the places where the library has a card now, at least one. Raises ``BackendAbsent``."""
 
-    def read(self, slot: str) -> CardReport:
-        """Identify the card in a slot, and read it and its parts.
+    def identify(self, slot: str) -> tuple[Device, ...]:
+        """The card in a slot and its parts, as they are now; empty when the slot has no card of ours.
 
         Raises ``DeviceLost``, ``DeviceAsleep`` (both: the card keeps its place), ``DeviceFault`` (who is there is not
-        known) and ``BackendAbsent``. An empty report means that the slot has no card of ours.
+        known) and ``BackendAbsent``.
         """
+
+    def sample(self, device: Device) -> Sampled:
+        """Read a device that :meth:`identify` has just found. Raises ``DeviceLost`` and ``BackendAbsent``."""
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """What is known of a sleeping card and its parts without waking it: as last read, else a placeholder."""

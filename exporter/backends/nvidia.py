@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import pci, units
-from exporter.backends.base import CardReport
+from exporter.backends.base import Sampled
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Reading
 
@@ -102,6 +103,7 @@ class NvidiaBackend:
         self._nvml: ModuleType
         self.driver_version = ""
         self._facts: dict[str, _Facts] = {}
+        self._handles: dict[DeviceKey, Any] = {}
         self._known: dict[str, tuple[Device, ...]] = {}
 
     def open(self) -> None:
@@ -113,9 +115,10 @@ class NvidiaBackend:
         self._nvml = pynvml
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
-            self.driver_version = pynvml.nvmlSystemGetDriverVersion()
         except pynvml.NVMLError as error:
             raise BackendAbsent(_reason(error), f"nvmlInitWithFlags: {error}") from error
+        with contextlib.suppress(pynvml.NVMLError):
+            self.driver_version = pynvml.nvmlSystemGetDriverVersion()
 
     def close(self) -> None:
         """Let NVML go."""
@@ -134,24 +137,41 @@ class NvidiaBackend:
             raise BackendAbsent("no-devices", "the driver is loaded and reports no GPU")
         return [str(index) for index in range(count)]
 
-    def read(self, slot: str) -> CardReport:
-        """Identify and read the card in a slot."""
+    def identify(self, slot: str) -> tuple[Device, ...]:
+        """The board in a slot and its MIG devices."""
         if units.pci_bus_id(slot) and pci.is_asleep(self._sysfs, slot):
             raise DeviceAsleep(slot)
         try:
             handle, index = self._handle(slot)
             if handle is None:
-                return CardReport((), ())
+                return ()
             board = self._board(handle, index)
             parts = list(self._parts(handle, board))
         except self._nvml.NVMLError as error:
             raise _card_error(error, slot) from error
+        self._handles |= {device.key: found for device, found in ((board, handle), *parts)}
         self._known[board.pci_bus_id] = devices = (board, *(part for part, _ in parts))
+        return devices
+
+    def sample(self, device: Device) -> Sampled:
+        """Every row of the table that the device can give."""
+        handle = self._handles[device.key]
         readings: list[Reading] = []
         faults: list[Fault] = []
-        for device, device_handle in ((board, handle), *parts):
-            self._read_device(device, device_handle, readings, faults)
-        return CardReport(devices, tuple(readings), tuple(faults))
+        for row in READS:
+            if not (row.parts if device.parent else row.boards):
+                continue
+            try:
+                values = row.call(self._nvml, handle)
+            except self._nvml.NVMLError as error:
+                if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
+                    raise _card_error(error, device.uuid) from error
+                if error.value not in _NOT_OFFERED:
+                    faults.append(Fault(_reason(error), f"{', '.join(row.metrics)}: {error}", device.key))
+                continue
+            pairs = zip(row.metrics, values, strict=True)
+            readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
+        return Sampled(tuple(readings), tuple(faults))
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the driver's own ``/proc`` file says without touching the card."""
@@ -253,21 +273,6 @@ class NvidiaBackend:
             gpu_instance=gpu_instance,
             compute_instance=compute_instance,
         )
-
-    def _read_device(self, device: Device, handle: Any, readings: list[Reading], faults: list[Fault]) -> None:
-        for row in READS:
-            if not (row.parts if device.parent else row.boards):
-                continue
-            try:
-                values = row.call(self._nvml, handle)
-            except self._nvml.NVMLError as error:
-                if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
-                    raise _card_error(error, device.uuid) from error
-                if error.value not in _NOT_OFFERED:
-                    faults.append(Fault(_reason(error), f"{', '.join(row.metrics)}: {error}", device.key))
-                continue
-            pairs = zip(row.metrics, values, strict=True)
-            readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
 
 
 def _reason(error: Any) -> str:

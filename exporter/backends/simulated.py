@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from exporter.backends.base import CardReport
+from exporter.backends.base import Sampled
 from exporter.errors import BackendAbsent
 from exporter.model import Device, DeviceKey, Reading
 
@@ -54,11 +54,15 @@ class SimulatedBackend:
             raise BackendAbsent("no-devices", "no simulated card")
         return [str(index) for index in range(len(self._devices))]
 
-    def read(self, slot: str) -> CardReport:
+    def identify(self, slot: str) -> tuple[Device, ...]:
+        """The card of that index."""
+        return (self._devices[int(slot)],)
+
+    def sample(self, device: Device) -> Sampled:
         """The card's values now."""
-        device = self._devices[int(slot)]
-        phase = time.time() / _PERIOD_SECONDS * math.tau + int(slot) * math.tau / len(_MODELS)
-        share = 0.2 + 0.15 * int(slot) + 0.15 * math.sin(phase)
+        index = self._devices.index(device)
+        phase = time.time() / _PERIOD_SECONDS * math.tau + index * math.tau / len(_MODELS)
+        share = 0.2 + 0.15 * index + 0.15 * math.sin(phase)
         total = device.memory_total_bytes or 0
         used = int(total * share)
         values = {
@@ -68,7 +72,7 @@ class SimulatedBackend:
             "memory_total": total,
             "temperature": float(round(35 + 45 * share)),
         }
-        return CardReport((device,), tuple(Reading(metric, device.key, value) for metric, value in values.items()))
+        return Sampled(tuple(Reading(metric, device.key, value) for metric, value in values.items()))
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """Simulated cards never sleep."""
