@@ -108,7 +108,8 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
 def to_rows(inventory: Inventory) -> list[dict[str, Any]]:
     """The inventory as plain data, one mapping a card; :func:`from_rows` reads it back."""
     rows = [_row_of(card, inventory.parts(card.key)) for card in inventory.boards()]
-    return [{"mig": [], **msgspec.to_builtins(row)} for row in rows]
+    plain = [msgspec.to_builtins(row) for row in rows]
+    return [row | {"mig": row.pop("mig", [])} for row in plain]  # last, where a person looks for it
 
 
 def _row_of(card: Device, parts: Sequence[Device]) -> Row:

@@ -165,7 +165,7 @@ class Worker:
         return CardReport(devices, readings, tuple(fault for entry in sampled for fault in entry.faults))
 
     def _collect(self, waiting: set[str], cycle: int, share: float = 1.0) -> dict[str, Result]:
-        """The results of this cycle's jobs that arrive in a share of its time; late ones of earlier cycles are dropped."""
+        """What this cycle's jobs give in a share of its time; late results of earlier cycles are dropped."""
         results: dict[str, Result] = {}
         started = time.monotonic()
         while waiting - results.keys():
