@@ -130,11 +130,6 @@ class Sampler:
             self._background = asyncio.create_task(self._sample_at(sampling.interval_seconds))
         return dropped
 
-    @property
-    def last(self) -> Snapshot | None:
-        """The last finished cycle, however old; for saying how things stand, never for a page."""
-        return self._last
-
     async def stop(self, within_seconds: float = 1.0) -> None:
         """End every worker."""
         if self._background is not None:
@@ -167,12 +162,16 @@ class Sampler:
 
     def _take_off(self, within_seconds: float) -> _Flight:
         asks = {vendor: source.supervisor.ask(within_seconds) for vendor, source in self._sources.items()}
-        self._flight = _Flight({vendor: asyncio.create_task(ask) for vendor, ask in asks.items()})
-        return self._flight
+        flight = self._flight = _Flight({vendor: asyncio.create_task(ask) for vendor, ask in asks.items()})
+        for task in flight.tasks.values():
+            # Landed when it ends, also where nobody waits any more: found later, it would pass for fresh.
+            task.add_done_callback(lambda _: self._land(flight) if flight.done else None)
+        return flight
 
     def _land(self, flight: _Flight) -> Snapshot:
-        """The finished cycle's snapshot; the first of those who waited makes it."""
+        """The finished cycle's snapshot, made once."""
         if flight.snapshot is None:
+            self._flight = None
             outcomes = [task.result() for task in flight.tasks.values()]
             for outcome in outcomes:
                 self._counts.add(outcome)
@@ -180,7 +179,6 @@ class Sampler:
             shown = [outcome for outcome in outcomes if outcome.vendor in self._present]
             flight.snapshot = self._last = self._assemble(shown)
             self._last_finished = time.monotonic()
-            self._flight = None
             self._observe(flight.snapshot, shown)
         return flight.snapshot
 

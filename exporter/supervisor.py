@@ -83,6 +83,7 @@ class Supervisor:
         self._cycle = 0
         self._failures = 0
         self._not_before = 0.0
+        self._stopped = False
         self._fault = Fault("starting", "not asked yet")
 
     async def ask(self, within_seconds: float) -> VendorOutcome:
@@ -105,7 +106,7 @@ class Supervisor:
     async def _answer(self, until: float) -> wire.Answer | Fault:
         child = self._child
         if child is None:
-            if time.monotonic() < self._not_before:
+            if self._stopped or time.monotonic() < self._not_before:
                 return self._fault
             child = await self._start()
         if child is None or child.retired or not await self._caught_up(child, until):
@@ -241,7 +242,8 @@ class Supervisor:
             self._child.process.kill()
 
     async def stop(self, within_seconds: float = 1.0) -> None:
-        """End the worker, whatever its library does; a process that even SIGKILL cannot end is left behind."""
+        """End the worker, whatever its library does, and start no other; what SIGKILL cannot end is left behind."""
+        self._stopped = True
         child, self._child = self._child, None
         if child is None:
             return
@@ -254,6 +256,8 @@ class Supervisor:
                 child.process.kill()
         child.task.cancel()
         child.writer.close()
+        if child.pending is not None:
+            child.pending.cancel()
 
 
 def _ending(returncode: int) -> str:

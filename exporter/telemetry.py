@@ -85,15 +85,16 @@ class Transitions:
 
     def _see_faults(self, outcomes: Iterable[VendorOutcome]) -> None:
         now = {
-            (fault.key, fault.reason, fault.detail)
+            (fault.key, fault.reason, fault.detail.partition(":")[0]): fault.detail
             for outcome in outcomes
             if outcome.sample is not None
             for fault in outcome.sample.faults
             if fault.reason not in ("hung", "device-lost")  # a change of the device's state says these
         }
-        for key, reason, detail in sorted(now - self._reading_faults, key=str):
-            _say(logging.WARNING, "reading failed", device=key.identity if key else "", reason=reason, detail=detail)
-        self._reading_faults = now
+        for key, reason, place in sorted(now.keys() - self._reading_faults, key=str):
+            device, detail = key.identity if key else None, now[key, reason, place]
+            _say(logging.WARNING, "reading failed", device=device, reason=reason, detail=detail)
+        self._reading_faults = set(now)
 
 
 def _say(level: int, message: str, **fields: Any) -> None:

@@ -64,7 +64,7 @@ class Lane:
         self.name = name
         self.busy = False
         self._done = done
-        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], Result]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], Result]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"lane-{name}", daemon=True).start()
 
     def submit(self, cycle: int, job: Callable[[], Result]) -> None:
@@ -72,9 +72,13 @@ class Lane:
         self.busy = True
         self._jobs.put((cycle, job))
 
+    def end(self) -> None:
+        """Let the thread go, as soon as its job returns."""
+        self._jobs.put(None)
+
     def _run(self) -> None:
-        while True:
-            cycle, job = self._jobs.get()
+        while (entry := self._jobs.get()) is not None:
+            cycle, job = entry
             try:
                 result = job()
             except Exception as error:  # noqa: BLE001  (whatever a vendor's library raises costs this job alone)
@@ -141,8 +145,8 @@ class Worker:
 
     def _read(self, slots: Sequence[str], ask: Ask) -> Mapping[str, Result]:
         for gone in self._lanes.keys() - set(slots):
-            if not self._lanes[gone].busy:
-                del self._lanes[gone]
+            if not self._lanes[gone].busy:  # else it is wanted again, should the slot come back before it returns
+                self._lanes.pop(gone).end()
         waiting = set()
         for slot in slots:
             lane = self._lanes.get(slot)
@@ -205,7 +209,7 @@ class _Page:
 
     def __init__(self) -> None:
         self.devices: dict[DeviceKey, Device] = {}
-        self.states: list[DeviceState] = []
+        self.states: dict[DeviceKey, State] = {}
         self.readings: list[Reading] = []
         self.faults: list[Fault] = []
         self.whole = True
@@ -215,7 +219,10 @@ class _Page:
         """One slot's result (None: its lane did not answer), with the devices that are, or were last, there."""
         state: State = "ok"
         if isinstance(result, CardReport):
-            self.readings += result.readings
+            # Only cards that were read in this cycle have been added before.
+            devices = self._unseen(slot, devices)
+            known = {device.key for device in devices}
+            self.readings += (reading for reading in result.readings if reading.key in known)
             self.faults += result.faults
             if result.faults and not result.readings:  # it says who it is, and nothing else
                 state = "lost"
@@ -230,7 +237,16 @@ class _Page:
         for device in devices:
             if device.key not in self.devices:
                 self.devices[device.key] = device
-                self.states.append(DeviceState(device.key, state))
+                self.states[device.key] = state
+
+    def _unseen(self, slot: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Without devices that another slot has given too: whose values would they be? Neither slot's are shown."""
+        for device in devices:
+            if device.key in self.devices:
+                self.states[device.key] = "lost"
+                self.readings = [reading for reading in self.readings if reading.key != device.key]
+                self.faults.append(Fault("driver-error", f"{slot}: {device.uuid} is in another slot too", device.key))
+        return tuple(device for device in devices if device.key not in self.devices)
 
     def sample(self, backend: Backend, *, whole: bool) -> VendorSample:
         """What was gathered, in the order of physical indices."""
@@ -240,7 +256,7 @@ class _Page:
             driver_version=backend.driver_version,
             whole=whole,
             devices=tuple(order),
-            states=tuple(self.states),
+            states=tuple(DeviceState(key, state) for key, state in self.states.items()),
             readings=tuple(self.readings),
             faults=tuple(self.faults),
         )

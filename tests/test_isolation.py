@@ -126,6 +126,32 @@ def test_a_late_answer_is_never_served(nvml: FakeNvml, start: Start) -> None:
     assert daemon.scrape().value("gpu_utilization_percent", physical_index="1") == 99
 
 
+def test_a_cycle_that_nobody_waited_for_is_not_served_later(nvml: FakeNvml, start: Start) -> None:
+    """What a cycle found after its scrapers had gone is old when the next one comes, and is read anew."""
+    daemon = start(nvml.environment(), NAMED)
+    cards = equal_cards(2)
+    for util in (51, 52, 53):
+        daemon.scrape()
+        (worker,) = daemon.workers()
+        time.sleep(1)
+        os.kill(worker, signal.SIGSTOP)
+        assert fault(daemon.scrape(timeout=0.5)) == "hung"
+        os.kill(worker, signal.SIGCONT)
+        time.sleep(1)
+        nvml.write((dataclasses.replace(cards[0], util=util), cards[1]))
+        assert daemon.scrape().value("gpu_utilization_percent", physical_index="0") == util
+
+
+def test_two_slots_with_one_identity_have_no_reading(nvml: FakeNvml, start: Start) -> None:
+    """When the driver gives one UUID for two cards, neither's values are shown under it, and the others' are."""
+    cards = equal_cards(3)
+    nvml.write([cards[0], dataclasses.replace(cards[1], uuid=cards[0].uuid), cards[2]])
+    scrape = start(nvml.environment(), FRESH).scrape()
+    assert scrape.of("gpu_utilization_percent", uuid=str(cards[0].uuid)) == []
+    assert scrape.state(uuid=str(cards[0].uuid)) == "lost"
+    assert readings(scrape, "2") == len(READINGS)
+
+
 def test_a_lost_card_keeps_its_place_and_comes_back(nvml: FakeNvml, start: Start) -> None:
     """A card off the bus has its state and no reading, the fleet's other indices stay, and it returns as it was."""
     config = FRESH + 'fleets: [{name: chat, env: {CUDA_VISIBLE_DEVICES: "1,2", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
