@@ -63,9 +63,9 @@ def _address(key: DeviceKey) -> tuple[str, str | None]:
     return key.vendor, pci_bus_id(key.identity)
 
 
-def pci_sort_key(address: str) -> tuple[int, ...]:
-    """Numbers to sort PCI addresses by: domains have four digits or more, so text does not sort them."""
-    return tuple(int(part, 16) for part in address.replace(".", ":").split(":")) if pci_bus_id(address) else (2**32,)
+def pci_sort_key(address: str) -> tuple[bool, int, str]:
+    """Sorts addresses as numbers; unknown ones last. Domains have four digits or more, so the longer is the larger."""
+    return not address, len(address), address
 
 
 class MigRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

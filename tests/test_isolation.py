@@ -428,9 +428,9 @@ def test_a_sleeping_card_is_not_touched(tmp_path: Path, nvml: FakeNvml, start: S
     for address in addresses:
         device = sysfs / "bus/pci/devices" / address
         (device / "power").mkdir(parents=True)
-        (device / "vendor").write_text("0x10de\n")
-        (device / "class").write_text("0x030000\n")
-        (device / "driver").symlink_to("/sys/bus/pci/drivers/nvidia")
+        driver = sysfs / "bus/pci/drivers/nvidia"
+        driver.mkdir(parents=True, exist_ok=True)
+        (driver / address).symlink_to(device)
         (device / "power/runtime_status").write_text("active\n")
     asleep = sysfs / "bus/pci/devices" / addresses[0] / "power/runtime_status"
     asleep.write_text("suspended\n")

@@ -126,9 +126,9 @@ class NvidiaBackend:
 
     def slots(self) -> Sequence[str]:
         """NVML's indices, or PCI addresses while a card sleeps."""
-        bound = [card for card in pci.cards(self._sysfs, VENDOR) if pci.driver_of(self._sysfs, card) == VENDOR]
+        bound = pci.bound_to(self._sysfs, VENDOR)
         if any(pci.is_asleep(self._sysfs, card) for card in bound):
-            return sorted(bound)
+            return bound
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:

@@ -30,7 +30,8 @@ def _reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Host
         parts = tuple(part for part in parts if part.key in reach or part.parent in reach)
         seen = reach | {part.parent for part in parts}
         boards = tuple(board for board in boards if board.key in seen)
-    return Host(boards, parts, len(boards), inventory.whole, reach is not None)
+    named = {device.key.identity: device for device in (*boards, *parts)}
+    return Host(boards, parts, named, len(boards), inventory.whole, reach is not None)
 
 
 def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
@@ -52,7 +53,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
 def _device(target: Target, host: Host) -> Device:
     if isinstance(target, int):
         return host.cards[target]
-    return next(device for device in (*host.cards, *host.parts) if device.key == target)
+    return host.named[target.identity]
 
 
 def _evidence(env: Mapping[str, str], host: Host, chosen: Sequence[Target]) -> Evidence:

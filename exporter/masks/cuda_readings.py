@@ -7,7 +7,7 @@ only where all agree: PyTorch's parser, nvitop's rules, C's number syntax, a 32-
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from exporter.model import Device, DeviceKey
@@ -41,10 +41,11 @@ class _Unreadable(Exception):
 
 
 class Host(NamedTuple):
-    """The reachable devices; ``size`` is how many cards the process numbers, which a trial may vary."""
+    """The reachable devices, also by identity; ``size`` is how many cards the process numbers, which a trial may vary."""
 
     cards: tuple[Device, ...]
     parts: tuple[Device, ...]
+    named: Mapping[str, Device]
     size: int
     whole: bool
     reach_known: bool
@@ -193,6 +194,8 @@ def _until_unknown(entries: Iterable[Entry], find: Callable[[Entry], Target | No
 
 def _pytorch_number(token: str) -> int:
     """Leading digits, of any script, after at most one sign; -1 without any."""
+    if token.isascii() and token.isdigit() and len(token) < 1000:
+        return int(token)
     length = 0
     while length < len(token) and (token[length].isdigit() or (length == 0 and token[0] in "+-")):
         length += 1
@@ -208,12 +211,14 @@ def _match(token: str, host: Host, fold: bool) -> DeviceKey | None:
         raise _Unreadable(f"`{token}` is a prefix without any digit")
     if token.startswith("MIG-GPU-"):
         return _match_legacy(token, host)
+    if token in host.named:
+        return host.named[token].key
     pool = host.parts if token.casefold().startswith("mig-") else host.cards
     wanted = token.casefold() if fold else token
     found = [device for device in pool if (device.uuid.casefold() if fold else device.uuid).startswith(wanted)]
     if len(found) > 1 and not host.reach_known:
         raise RefusedError("reach-unknown", f"`{token}` begins more than one card's UUID")
-    if host.unnamed and not any(device.uuid == token for device in found):
+    if host.unnamed:
         raise RefusedError("inventory-incomplete", f"`{token}` may name a card whose UUID is not known")
     return found[0].key if len(found) == 1 else None
 
