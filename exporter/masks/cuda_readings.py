@@ -41,7 +41,7 @@ class _Unreadable(Exception):
 
 
 class Host(NamedTuple):
-    """The reachable devices, also by identity; ``size`` is how many cards the process numbers, which a trial may vary."""
+    """The reachable devices, also by identity. ``size`` is how many cards the process numbers; a trial may vary it."""
 
     cards: tuple[Device, ...]
     parts: tuple[Device, ...]
