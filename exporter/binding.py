@@ -68,16 +68,15 @@ def _outcome(fleet: Fleet, runtime: str, vendor: VendorOutcome, kept: dict[Bindi
     if place in kept:
         return kept[place]
     outcome = invert_fleet(fleet, runtime, vendor.sample)
-    if not RUNTIMES[runtime].moving and _settled(outcome, whole=vendor.sample.whole):
+    if not RUNTIMES[runtime].moving and _settled(outcome, vendor.sample):
         kept[place] = outcome
     return outcome
 
 
-def _settled(outcome: Outcome, *, whole: bool) -> bool:
-    """Whether a later inventory could not change the answer: it does not hang on a card that is still unknown."""
-    if isinstance(outcome, Inversion):
-        return True
-    return whole and outcome.code != "inventory-incomplete"
+def _settled(outcome: Outcome, sample: VendorSample) -> bool:
+    """Whether the answer holds: an inversion does, a refusal only once no card is missing or a mere placeholder."""
+    everything_known = sample.whole and all(device.uuid for device in sample.devices)
+    return everything_known or isinstance(outcome, Inversion)
 
 
 def invert_fleet(fleet: Fleet, runtime: str, sample: VendorSample) -> Outcome:

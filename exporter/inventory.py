@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,16 +202,24 @@ def read_rows(path: str) -> list[Row]:
     if not isinstance(data, list):
         raise InventoryFileError(f"{path}: expected a list of cards, as `inventory --format yaml` prints it")
     try:
-        rows = msgspec.convert(data, list[Row])
+        rows = msgspec.convert(data, list[Row], strict=False)
     except msgspec.ValidationError as error:
         raise InventoryFileError(f"{path}: {str(error).replace('`', chr(39))}") from error
     _check_rows(path, rows)
     return rows
 
 
+class _TextLoader(yaml.BaseLoader):
+    """Every scalar is its own text, but null: YAML 1.1 takes ``0000:21:00.0`` for a number to the base of sixty."""
+
+
+_TextLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_TextLoader.add_constructor("tag:yaml.org,2002:null", lambda _loader, _node: None)
+
+
 def _read_yaml(path: str) -> Any:
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_TextLoader)  # noqa: S506  (makes text only)
     except OSError as error:
         raise InventoryFileError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -218,14 +227,19 @@ def _read_yaml(path: str) -> Any:
 
 
 def _check_rows(path: str, rows: Sequence[Row]) -> None:
-    seen: dict[tuple[str | None, str], int] = {}
+    seen: dict[tuple[str, int | None], int] = {}
     for number, row in enumerate(rows):
         identity = row.uuid or row.pci
         if not identity:
             raise InventoryFileError(f"{path}: card {number} has neither uuid nor pci: expected one of them")
         if row.pci and pci_bus_id(row.pci) is None:
             raise InventoryFileError(f"{path}: card {number}: pci is '{row.pci}', expected such as 0000:17:00.0")
-        name = (row.pci, f"{identity}/{row.xcp}")
-        if name in seen:
-            raise InventoryFileError(f"{path}: card {number} repeats card {seen[name]} ({identity})")
-        seen[name] = number
+        if row.vk_type is None:  # in a Vulkan enumeration one card may stand behind several drivers
+            _check_repeat(path, number, row, seen)
+
+
+def _check_repeat(path: str, number: int, row: Row, seen: dict[tuple[str, int | None], int]) -> None:
+    for name in filter(None, (row.uuid, pci_bus_id(row.pci or ""))):
+        first = seen.setdefault((name, row.xcp), number)
+        if first != number:
+            raise InventoryFileError(f"{path}: card {number} repeats card {first} ({name})")

@@ -63,6 +63,8 @@ def _evidence(env: Mapping[str, str], host: Host, chosen: Sequence[Target]) -> E
     if env.get(MPS):
         raise RefusedError("mps", f"{MPS} is set: the mask's numbers are the MPS server's")
     order = env.get(ORDER) or None
+    if not all(card.pci_bus_id for card in host.cards):
+        raise RefusedError("inventory-incomplete", "a card's PCI address is not known, so neither is its place")
     if order == "PCI_BUS_ID":
         return "proven"
     if order is None and _alike(host.cards):

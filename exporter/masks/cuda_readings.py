@@ -17,7 +17,7 @@ MASK = "CUDA_VISIBLE_DEVICES"
 _C_BLANKS = " \t\n\v\f\r"
 _DECIMAL = re.compile(r"[0-9]+")
 _C_NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
-_LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/([0-9]{1,4})")
+_LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/([0-9]{1,4})/([0-9]{1,4})", re.IGNORECASE)
 
 # How many cards an inventory that is not whole may be short of, when a mask is tried against every possible count.
 _MISSING_AT_MOST = 64
@@ -94,13 +94,14 @@ def _agreed(mask: str | None, host: Host) -> tuple[list[Target], str]:
         targets, stopped = _scan(mask, host, _decimal)
         others = [_pytorch(mask, host), _scan(mask, host, _c_number, blanks=_C_BLANKS)[0]]
         others.append(_scan(mask, host, _decimal, fold=True)[0])
+        cut = _scan(mask, host, _cut_to_32_bits)[0]
     except _Unreadable as reason:
         raise RefusedError("token-dialect", f"{MASK}={mask!r}: {reason}") from None
     if any(other != targets for other in others):
         mixed = {str(target.identity[:4]) for target in targets if isinstance(target, DeviceKey)}
         code = "mig-mixed" if len(mixed) > 1 else "token-dialect"
         raise RefusedError(code, f"{MASK}={mask!r} is read in more than one way")
-    if _scan(mask, host, _cut_to_32_bits)[0] != targets:
+    if cut != targets:
         raise RefusedError("integer-wrap", f"{MASK}={mask!r}: a number overflows 32 bits")
     return targets, stopped
 
@@ -209,8 +210,8 @@ def _match(token: str, host: Host, fold: bool) -> DeviceKey | None:
     """The one reachable device whose UUID begins with the token; None if there is none, or more than one."""
     if len(token) == len("GPU-") or token.casefold() == "mig-gpu-":
         raise _Unreadable(f"`{token}` is a prefix without any digit")
-    if token.startswith("MIG-GPU-"):
-        return _match_legacy(token, host)
+    if token.casefold().startswith("mig-gpu-"):
+        return _match_legacy(token, host, fold)
     if token in host.named:
         return host.named[token].key
     pool = host.parts if token.casefold().startswith("mig-") else host.cards
@@ -223,14 +224,18 @@ def _match(token: str, host: Host, fold: bool) -> DeviceKey | None:
     return found[0].key if len(found) == 1 else None
 
 
-def _match_legacy(token: str, host: Host) -> DeviceKey | None:
+def _match_legacy(token: str, host: Host, fold: bool) -> DeviceKey | None:
     """``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``, the spelling before R470."""
     match = _LEGACY_MIG.fullmatch(token)
-    if match is None:
+    if match is None or (match[0][:8] != "MIG-GPU-" and not fold):
         return None
-    parents = [card.key for card in host.cards if card.uuid == match[1]]
-    if not parents and any(card.uuid.startswith(match[1]) for card in host.cards):
+    wanted = match[1].casefold() if fold else match[1]
+    begun = [card for card in host.cards if (card.uuid.casefold() if fold else card.uuid).startswith(wanted)]
+    parents = [card.key for card in begun if len(card.uuid) == len(wanted)]
+    if begun and not parents:
         raise _Unreadable(f"`{token}` shortens its card's UUID")
+    if host.unnamed and not parents:
+        raise RefusedError("inventory-incomplete", f"`{token}` may name a card whose UUID is not known")
     place = (int(match[2]), int(match[3]))
     for part in host.parts:
         if part.parent in parents and (part.gpu_instance, part.compute_instance) == place:
