@@ -35,6 +35,7 @@ def attribute(
         states=states,
         readings=readings,
         driver_versions={sample.vendor: sample.driver_version for sample in samples},
+        incomplete=tuple(sample.vendor for sample in samples if not sample.whole),
         mappings=mappings,
         bindings=tuple(_bindings(mappings, inventory)),
     )

@@ -74,9 +74,13 @@ def _outcome(fleet: Fleet, runtime: str, vendor: VendorOutcome, kept: dict[Bindi
 
 
 def _settled(outcome: Outcome, sample: VendorSample) -> bool:
-    """Whether the answer holds: an inversion does, a refusal only once no card is missing or a mere placeholder."""
-    everything_known = sample.whole and all(device.uuid for device in sample.devices)
-    return everything_known or isinstance(outcome, Inversion)
+    """Whether the answer holds from now on: it names no mere placeholder of a sleeping card, which has no index yet;
+    and a refusal, not while any card is one, or is missing.
+    """
+    unknown = {device.key for device in sample.devices if device.physical_index is None}
+    if isinstance(outcome, Inversion):
+        return not any(resolved.key in unknown for resolved in outcome.devices)
+    return sample.whole and not unknown
 
 
 def invert_fleet(fleet: Fleet, runtime: str, sample: VendorSample) -> Outcome:

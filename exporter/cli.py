@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -97,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
+    # Masks and names may hold bytes that are no text; they are shown escaped and never stop a command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     commands = {
         "serve": _serve,
@@ -196,8 +201,7 @@ def _write_atomically(path: Path, page: bytes) -> None:
 
 def _inventory(options: argparse.Namespace) -> int:
     snapshot = _snapshot(options)
-    for line in reports.backend_lines(snapshot):
-        print(line, file=sys.stderr)
+    _print_troubles(snapshot)
     if not snapshot.devices:
         raise CouldNot("no GPU was found on this host")
     if options.format == "yaml":
@@ -205,7 +209,12 @@ def _inventory(options: argparse.Namespace) -> int:
         yaml.safe_dump(rows, sys.stdout, sort_keys=False, default_flow_style=False, width=1000)
     else:
         sys.stdout.write(reports.inventory_table(snapshot.devices, snapshot.states))
-    return 0
+    return int(bool(snapshot.incomplete))
+
+
+def _print_troubles(snapshot: Snapshot) -> None:
+    for line in reports.trouble_lines(snapshot):
+        print(line, file=sys.stderr)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -218,8 +227,7 @@ def _explain(options: argparse.Namespace) -> int:
     mappings = [entry for entry in snapshot.mappings if options.fleet in (None, entry.fleet)]
     if not mappings:
         raise _unknown_fleet(options.fleet, [entry.fleet for entry in snapshot.mappings])
-    for line in reports.backend_lines(snapshot):
-        print(line, file=sys.stderr)
+    _print_troubles(snapshot)
     inventory = Inventory(snapshot.devices)
     for entry in mappings:
         sys.stdout.write(reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory))
@@ -240,10 +248,12 @@ def _explain_environment(options: argparse.Namespace) -> int:
         version = options.driver_version
     else:
         snapshot = _snapshot(options)
-        inventory = Inventory(snapshot.devices)
+        _print_troubles(snapshot)
+        inventory = Inventory(snapshot.devices, whole=not snapshot.incomplete)
         version = next((text for vendor, text in snapshot.driver_versions.items() if vendor in vendors), "")
     if vendors:
-        inventory = Inventory(tuple(device for device in inventory.devices if device.key.vendor in vendors))
+        chosen = tuple(device for device in inventory.devices if device.key.vendor in vendors)
+        inventory = Inventory(chosen, inventory.whole)
     if reach is None:
         reach = frozenset(device.key for device in inventory.devices)
     context = Context(reach=reach, driver_branch=driver_branch(version), os="linux")

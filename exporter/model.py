@@ -211,12 +211,16 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One cycle, complete: data and health side by side. Everything on a page comes from here."""
+    """One cycle, complete: data and health side by side. Everything on a page comes from here.
+
+    ``incomplete`` names the vendors whose inventory is known to lack a card.
+    """
 
     backends: tuple[BackendStatus, ...]
     devices: tuple[Device, ...]
     states: Mapping[DeviceKey, State]
     readings: Mapping[DeviceKey, Mapping[str, float]]
     driver_versions: Mapping[str, str]
+    incomplete: tuple[str, ...] = ()
     mappings: tuple[FleetMapping, ...]
     bindings: tuple[Binding, ...]

@@ -85,8 +85,10 @@ def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
     yield from (f"  {line}" for line in table(rows).splitlines())
 
 
-def backend_lines(snapshot: Snapshot) -> Iterator[str]:
-    """A sentence for each backend that is down."""
+def trouble_lines(snapshot: Snapshot) -> Iterator[str]:
+    """A sentence for each backend that is down, and for each whose inventory lacks a card."""
+    for vendor in snapshot.incomplete:
+        yield f"{vendor}: a card that the library counts could not be identified: this inventory is not whole"
     for backend in snapshot.backends:
         if backend.fault is not None:
             yield f"{backend.vendor}: backend down: {backend.fault.reason}: {backend.fault.detail}"

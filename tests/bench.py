@@ -389,8 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.scrapes < 2:
         parser.error("--scrapes: expected at least 2")
     tables = list(_tables(options.scrapes))
-    text = "\n".join([f"{_conditions()}\n", *(table.markdown() for table in tables)])
-    print(text)
+    print(text := "\n".join([f"{_conditions()}\n", *(table.markdown() for table in tables)]))
     if options.output:
         options.output.write_text(f"# Benchmark\n\n{text}", encoding="utf-8")
     return int(any(row.holds is False for table in tables for row in table.rows))

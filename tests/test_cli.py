@@ -207,3 +207,23 @@ def test_output_closed_early_is_no_traceback(nvml: FakeNvml) -> None:
         )
     assert b"Traceback" not in result.stderr
     assert b"Exception" not in result.stderr
+
+
+def test_an_incomplete_host_is_said_and_counted_as_such(nvml: FakeNvml) -> None:
+    """While a card cannot be identified, `inventory` says so with status 1, and `explain` refuses numbers."""
+    nvml.write(equal_cards(4), lines=["lost 0"])
+    listed = run("inventory", "--format", "yaml", environment=nvml.environment())
+    assert listed.returncode == 1
+    assert "this inventory is not whole" in listed.stderr
+    arguments = ("--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=0", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    explained = run("explain", *arguments, environment=nvml.environment())
+    assert explained.returncode == 1
+    assert "inventory-incomplete" in explained.stdout
+
+
+def test_bytes_that_are_no_text_are_shown_escaped(nvml: FakeNvml) -> None:
+    """A mask that is not UTF-8 is explained like any other, also where the output must be."""
+    environment = {**nvml.environment(), "PYTHONIOENCODING": "utf-8:strict"}
+    result = run("explain", "--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=\udcff", environment=environment)
+    assert "Traceback" not in result.stderr
+    assert "no device is visible" in result.stdout

@@ -414,11 +414,13 @@ def test_a_sleeping_card_out_of_reach_blocks_nothing() -> None:
     assert read("1", DROWSY, (card("a"), card("c"))) == "c"
 
 
-def test_equal_cards_may_sleep() -> None:
-    """Without a stated order a sleeping card counts as equal only if its model is known."""
-    assert evidence(ask({MASK: "2"}, DROWSY)) == {"assumed"}
-    nameless = Inventory((card("a"), asleep(card("b", name="")), card("c")))
-    assert short(ask({MASK: "2"}, nameless)) == "order-unknown"
+def test_a_sleeping_card_is_not_known_to_be_alike() -> None:
+    """Without a stated order a sleeping card counts as unlike: its memory and MIG mode are not known."""
+    outcome = ask({MASK: "2"}, DROWSY)
+    assert short(outcome) == "order-unknown"
+    assert isinstance(outcome, Refusal)
+    assert "not known to be alike" in outcome.detail
+    assert evidence(ask({MASK: "1"}, DROWSY, (card("a"), card("c")))) == {"assumed"}
 
 
 # --- MIG
@@ -533,6 +535,13 @@ def test_the_legacy_spelling_of_an_unknown_board_is_refused(inventory: Inventory
 
 
 # --- MPS and virtual devices
+
+
+def test_mps_on_a_single_card() -> None:
+    """Under an MPS server a number is refused also on one card; without a mask there is only that card."""
+    one = Inventory((card("a"),))
+    assert short(ask({MASK: "0", MPS: "/run/mps"}, one)) == "mps"
+    assert short(ask({MPS: "/run/mps"}, one)) == "a"
 
 
 def test_mps() -> None:

@@ -58,10 +58,12 @@ def _device(target: Target, host: Host) -> Device:
 
 def _evidence(env: Mapping[str, str], host: Host, chosen: Sequence[Target]) -> Evidence:
     """How surely numbers count cards in PCI order; a mask of identities, and a single card, need no order."""
-    if len(host.cards) < 2 or not chosen or not isinstance(chosen[0], int):
+    if not chosen or not isinstance(chosen[0], int):
         return "proven"
-    if env.get(MPS):
+    if env.get(MPS) and (MASK in env or len(host.cards) > 1):
         raise RefusedError("mps", f"{MPS} is set: the mask's numbers are the MPS server's")
+    if len(host.cards) < 2:
+        return "proven"
     order = env.get(ORDER) or None
     if not all(card.pci_bus_id for card in host.cards):
         raise RefusedError("inventory-incomplete", "a card's PCI address is not known, so neither is its place")
@@ -69,16 +71,18 @@ def _evidence(env: Mapping[str, str], host: Host, chosen: Sequence[Target]) -> E
         return "proven"
     if order is None and _alike(host.cards):
         return "assumed"
-    names = ", ".join(sorted({card.name or "unnamed" for card in host.cards}))
+    names = sorted({card.name or "unnamed" for card in host.cards})
     said = f"is {order!r}" if order else "is not set"
-    raise RefusedError("order-unknown", f"{ORDER} {said} and the process can open {len(host.cards)} cards: {names}")
+    kinds = ", ".join(names) if len(names) > 1 or order else f"{names[0]}, not known to be alike"
+    raise RefusedError("order-unknown", f"{ORDER} {said} and the process can open {len(host.cards)} cards: {kinds}")
 
 
 def _alike(cards: Sequence[Device]) -> bool:
-    """Nothing that could sort the cards tells them apart: same model, same memory, same MIG mode."""
+    """Nothing that could sort the cards tells them apart: same model, same memory, same MIG mode, and all awake."""
     sizes = [card.memory_total_bytes for card in cards if card.memory_total_bytes]
     return (
-        len({card.name for card in cards}) == 1
+        all(card.physical_index is not None for card in cards)
+        and len({card.name for card in cards}) == 1
         and bool(cards[0].name)
         and len({bool(card.mig_mode) for card in cards}) == 1
         and (not sizes or max(sizes) - min(sizes) <= _MEMORY_TOLERANCE * max(sizes))
