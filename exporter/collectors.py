@@ -191,6 +191,10 @@ def _fault_counts(backend: BackendStatus) -> Iterator[Row]:
         yield {"vendor": backend.vendor, "reason": reason}, count
 
 
+# One for the life of the process: each new one reads the kernel's boot time again.
+_PROCESS = ProcessCollector(registry=None)
+
+
 def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:
     """A registry whose collectors show this snapshot; ``process`` adds the parent's own ``process_*`` families."""
     registry = CollectorRegistry(auto_describe=False)
@@ -201,7 +205,7 @@ def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = Tru
     ):
         registry.register(collector)
     if process:
-        ProcessCollector(registry=registry)
+        registry.register(_PROCESS)
     return registry
 
 
@@ -238,6 +242,27 @@ def _preference(item: str) -> tuple[float, tuple[str, str]]:
     except ValueError:
         quality = 0.0
     return quality, (media, values.get("version", ""))
+
+
+class _Single(Collector):
+    """One family, or none, as the client library's encoders take it."""
+
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The family as it is."""
+        return self._families
+
+
+def family_text(family: Metric, encoder: Encoder) -> bytes:
+    """A family's part of a page, without what ends a page."""
+    return encoder(_Single(family)).removesuffix(end_of_page(encoder))
+
+
+def end_of_page(encoder: Encoder) -> bytes:
+    """What ends a page: ``# EOF`` in OpenMetrics, nothing in the other formats."""
+    return encoder(_Single())
 
 
 def render(registry: CollectorRegistry, encoder: Encoder, names: Sequence[str] = ()) -> bytes:

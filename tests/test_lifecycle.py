@@ -76,8 +76,8 @@ def test_the_reload_call_answers_with_the_complaint(nvml: FakeNvml, start: Start
 def test_a_reload_can_drop_and_add_backends(nvml: FakeNvml, start: Start) -> None:
     """A backend that the new settings do not name is ended, its rows go, and another's come."""
     daemon = start(nvml.environment(), "backends: [nvidia]\n")
-    (worker,) = daemon.workers()
     daemon.scrape()
+    (worker,) = daemon.workers()
     daemon.config_path.write_text("backends: [simulated]\n")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_for_log(r"(?s)settings loaded.*settings loaded")

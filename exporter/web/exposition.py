@@ -6,7 +6,10 @@ import gzip
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
+from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
+
+from exporter.collectors import Encoder, ReloadStatus, encoder_for, end_of_page, family_text, registry_of, render
 from exporter.model import Snapshot
 
 # Enough for text of this shape; the highest level costs twice the time for a per cent of size.
@@ -22,11 +25,16 @@ class Page(NamedTuple):
 
 
 class Exposition:
-    """Renders pages and keeps those of the latest snapshot."""
+    """Renders pages, and keeps those of the latest snapshot.
+
+    Families are built anew for each snapshot. A family whose samples are those of the page before keeps its text, which
+    holds for most: turning samples into text is most of a page's cost.
+    """
 
     def __init__(self) -> None:
         self._of: tuple[Snapshot, ReloadStatus] | None = None
         self._pages: dict[tuple[str, bool], Page] = {}
+        self._texts: dict[tuple[str, str], tuple[list[Sample], bytes]] = {}
 
     def page(
         self, snapshot: Snapshot, reload: ReloadStatus, accept: str, encodings: str, names: Sequence[str] = ()
@@ -38,11 +46,22 @@ class Exposition:
             self._of, self._pages = (snapshot, reload), {}
         page = None if names else self._pages.get((content_type, zipped))
         if page is None:
-            body = render(registry_of(snapshot, reload), encoder, names)
+            registry = registry_of(snapshot, reload)
+            body = render(registry, encoder, names) if names else self._text(registry, encoder, content_type)
             page = Page(gzip.compress(body, _GZIP_LEVEL, mtime=0) if zipped else body, content_type, zipped)
             if not names:
                 self._pages[content_type, zipped] = page
         return page
+
+    def _text(self, registry: CollectorRegistry, encoder: Encoder, content_type: str) -> bytes:
+        parts = []
+        for family in registry.collect():
+            samples, text = self._texts.get((content_type, family.name), (None, b""))
+            if samples != family.samples:
+                text = family_text(family, encoder)
+                self._texts[content_type, family.name] = family.samples, text
+            parts.append(text)
+        return b"".join(parts) + end_of_page(encoder)
 
 
 def accepts_gzip(encodings: str) -> bool:
