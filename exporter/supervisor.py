@@ -233,6 +233,9 @@ class Supervisor:
     def _failed(self, fault: Fault, *, at_once: bool = False) -> None:
         self._fault = fault
         self._failures += 1
+        # Said here too, since a vendor that nobody expects on this host has no row and no line of its own.
+        fields = {"vendor": self.vendor, "reason": fault.reason, "detail": fault.detail}
+        log.debug("worker failed", extra={"fields": fields})
         delay = 0.0 if at_once else self._backoff().delay(self._failures)
         self._not_before = time.monotonic() + delay
 
