@@ -36,14 +36,16 @@ docs: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
-$(VENV)/bin/python:
+# A stamp, and not the interpreter, tells a finished environment: one whose making was interrupted is made again.
+$(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable '.[test,lint]'
 	@touch $@ $(VENV)/.installed
