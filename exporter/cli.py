@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -111,17 +112,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "check-config": _check_config,
     }
     try:
-        return commands[options.command or "serve"](options)
+        return _flushed(commands[options.command or "serve"](options))
     except InputError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
     except ExporterError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:  # the output: closed by its reader, as `head` does, or on a full disk
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"{_PROGRAM}: cannot write: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def _flushed(status: int) -> int:
+    """The status, once all output is out: left to the interpreter's end, a failure would be a traceback."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return status
 
 
 def _daemon_options(options: argparse.Namespace) -> Options:
@@ -144,6 +156,7 @@ def _daemon_options(options: argparse.Namespace) -> Options:
 
 def _serve(options: argparse.Namespace) -> int:
     daemon_options = _daemon_options(options)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon takes it for a reload
     load_settings(options.config_file)
     logs.configure(options.log_level, options.log_format)
     asyncio.run(_run(daemon_options))
@@ -174,7 +187,7 @@ def _snapshot(options: argparse.Namespace) -> Snapshot:
 def _once(options: argparse.Namespace) -> int:
     snapshot = _snapshot(options)
     page = render(registry_of(snapshot, ReloadStatus(True, time.time()), process=False), encoder_for("")[0])
-    if options.output:
+    if options.output is not None:
         _write_atomically(Path(options.output), page)
     else:
         sys.stdout.buffer.write(page)
@@ -184,6 +197,9 @@ def _once(options: argparse.Namespace) -> int:
 
 def _write_atomically(path: Path, page: bytes) -> None:
     """A reader sees the old page or the new one, and an error leaves the old one."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise InputError(f"--output: {path} is not a file, and would be replaced by one")
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -204,6 +220,8 @@ def _inventory(options: argparse.Namespace) -> int:
     _print_troubles(snapshot)
     if not snapshot.devices:
         raise CouldNot("no GPU was found on this host")
+    if options.format == "yaml" and snapshot.incomplete:
+        raise CouldNot("an inventory that is not whole is not saved: it would explain index masks wrongly")
     if options.format == "yaml":
         rows = to_rows(Inventory(snapshot.devices))
         yaml.safe_dump(rows, sys.stdout, sort_keys=False, default_flow_style=False, width=1000)
@@ -249,6 +267,8 @@ def _explain_environment(options: argparse.Namespace) -> int:
     else:
         snapshot = _snapshot(options)
         _print_troubles(snapshot)
+        if not any(device.key.vendor in vendors for device in snapshot.devices) and vendors:
+            raise CouldNot(f"no device of the runtime {runtime} was found on this host")
         inventory = Inventory(snapshot.devices, whole=not snapshot.incomplete)
         version = next((text for vendor, text in snapshot.driver_versions.items() if vendor in vendors), "")
     if vendors:

@@ -191,8 +191,20 @@ def _fault_counts(backend: BackendStatus) -> Iterator[Row]:
         yield {"vendor": backend.vendor, "reason": reason}, count
 
 
+class _Process(ProcessCollector):
+    """The parent's own ``process_*`` families; described, so that ``name[]`` finds them."""
+
+    def __init__(self) -> None:
+        super().__init__(registry=None)
+        self._described = tuple(Metric(family.name, family.documentation, family.type) for family in self.collect())
+
+    def describe(self) -> Iterable[Metric]:
+        """The families without samples, for registration."""
+        return self._described
+
+
 # One for the life of the process: each new one reads the kernel's boot time again.
-_PROCESS = ProcessCollector(registry=None)
+_PROCESS = _Process()
 
 
 def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import msgspec
@@ -21,6 +20,7 @@ import yaml
 from msgspec import Meta
 
 from exporter.errors import ConfigError
+from exporter.files import read_regular
 from exporter.model import EVIDENCE, Evidence
 
 MAX_BYTES = 1 << 20  # of a settings file
@@ -115,8 +115,7 @@ def _keys_of(struct: Any, prefix: str) -> Iterator[str]:
 
 def _bytes_of(path: str) -> bytes:
     try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+        return read_regular(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path itself
         raise ConfigError(path, f"cannot read the settings file: {getattr(error, 'strerror', error)}") from error
 

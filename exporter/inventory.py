@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
 from exporter.errors import InventoryFileError
+from exporter.files import read_regular
 from exporter.model import Device, DeviceKey
 from exporter.units import pci_bus_id
 
+_MAX_BYTES = 16 * 1024 * 1024
 _UUID_VENDORS = ("nvidia", "simulated")
 
 
@@ -219,10 +220,11 @@ _TextLoader.add_constructor("tag:yaml.org,2002:null", lambda _loader, _node: Non
 
 def _read_yaml(path: str) -> Any:
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_TextLoader)  # noqa: S506  (makes text only)
+        text = read_regular(path, _MAX_BYTES).decode()
+        return yaml.load(text, Loader=_TextLoader)  # noqa: S506  (makes text only)
     except OSError as error:
         raise InventoryFileError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise InventoryFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 

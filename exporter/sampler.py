@@ -42,7 +42,7 @@ class Source:
         return self.named or self._on_bus
 
     def _backoff(self) -> Backoff:
-        return Backoff() if self.expected() else _UNEXPECTED
+        return Backoff() if self.expected() or self.supervisor.served else _UNEXPECTED
 
 
 class FaultCounts:
@@ -80,8 +80,10 @@ def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
 class _Flight:
     """A cycle in progress: one task a vendor."""
 
-    def __init__(self, tasks: dict[str, asyncio.Task[VendorOutcome]]) -> None:
+    def __init__(self, tasks: dict[str, asyncio.Task[VendorOutcome]], within_seconds: float, generation: int) -> None:
         self.tasks = tasks
+        self.within_seconds = within_seconds
+        self.generation = generation
         self.started = time.monotonic()
         self.snapshot: Snapshot | None = None
 
@@ -106,6 +108,8 @@ class Sampler:
         self._flight: _Flight | None = None
         self._last: Snapshot | None = None
         self._last_finished = 0.0
+        self._last_within = 0.0
+        self._generation = 0
         self._background: asyncio.Task[None] | None = None
 
     def configure(
@@ -121,6 +125,7 @@ class Sampler:
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
         self._fleets, self._accept, self._sampling = fleets, accept, sampling
         self._bound, self._last = {}, None
+        self._generation += 1
         for source in sources:
             source.supervisor.hang_seconds = sampling.hang_seconds
         if self._background is not None:
@@ -145,15 +150,21 @@ class Sampler:
         """The state of the host now; what has not answered in time is missing from it, with the reason."""
         if self._background is not None and self._last is not None:
             return self._from_background(self._last)
-        if self._last is not None and time.monotonic() - self._last_finished < self._sampling.reuse_seconds:
+        if self._last is not None and self._serves_again(self._last, within_seconds):
             return self._last
         return await self._cycle(within_seconds)
+
+    def _serves_again(self, last: Snapshot, within_seconds: float) -> bool:
+        """A finished cycle serves for a moment; not one that was cut short, to who has the time for a longer one."""
+        cut_short = within_seconds > self._last_within and "hung" in last.states.values()
+        return not cut_short and time.monotonic() - self._last_finished < self._sampling.reuse_seconds
 
     async def _cycle(self, within_seconds: float) -> Snapshot:
         flight = self._flight
         if flight is None:
             flight = self._take_off(within_seconds)
         else:
+            flight.within_seconds = min(flight.within_seconds, within_seconds)
             for source in self._sources.values():
                 source.supervisor.hurry(within_seconds)
         if flight.tasks:
@@ -162,7 +173,8 @@ class Sampler:
 
     def _take_off(self, within_seconds: float) -> _Flight:
         asks = {vendor: source.supervisor.ask(within_seconds) for vendor, source in self._sources.items()}
-        flight = self._flight = _Flight({vendor: asyncio.create_task(ask) for vendor, ask in asks.items()})
+        tasks = {vendor: asyncio.create_task(ask) for vendor, ask in asks.items()}
+        flight = self._flight = _Flight(tasks, within_seconds, self._generation)
         for task in flight.tasks.values():
             # Landed when it ends, also where nobody waits any more: found later, it would pass for fresh.
             task.add_done_callback(lambda _: self._land(flight) if flight.done else None)
@@ -177,8 +189,10 @@ class Sampler:
                 self._counts.add(outcome)
                 self._notice(outcome)
             shown = [outcome for outcome in outcomes if outcome.vendor in self._present]
-            flight.snapshot = self._last = self._assemble(shown)
-            self._last_finished = time.monotonic()
+            flight.snapshot = self._assemble(shown)
+            if flight.generation == self._generation:  # else it asked the backends of settings that are gone
+                self._last, self._last_within = flight.snapshot, flight.within_seconds
+                self._last_finished = time.monotonic()
             self._observe(flight.snapshot, shown)
         return flight.snapshot
 
@@ -219,5 +233,6 @@ class Sampler:
     async def _sample_at(self, interval_seconds: float) -> None:
         while True:
             started = time.monotonic()
-            await self._cycle(self._sampling.deadline_seconds)
+            # Longer than what a page is kept for, and one hung card would make all of them stale.
+            await self._cycle(min(self._sampling.deadline_seconds, 2 * interval_seconds))
             await asyncio.sleep(max(0.0, started + interval_seconds - time.monotonic()))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -77,7 +78,9 @@ class Supervisor:
     ) -> None:
         self.vendor = vendor
         self.hang_seconds = hang_seconds
-        self._arguments = (sys.executable, "-m", "exporter.worker", vendor, *arguments)
+        # -P: the current directory is no place to import from; whoever may write there must not run as the daemon.
+        self._arguments = (sys.executable, "-P", "-m", "exporter.worker", vendor, *arguments)
+        self.served = False
         self._backoff = backoff
         self._child: _Child | None = None
         self._cycle = 0
@@ -149,7 +152,7 @@ class Supervisor:
     def _judged(self, child: _Child, answer: wire.Answer) -> wire.Answer | Fault:
         lived = time.monotonic() - child.started
         if answer.fault is None:
-            child.sampled = True
+            child.sampled = self.served = True
             if lived > _STEADY_AFTER_SECONDS:
                 self._failures = 0
             return answer
@@ -168,11 +171,15 @@ class Supervisor:
         return self._fault
 
     async def _start(self) -> _Child | None:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._failed(Fault("crashed", f"the worker cannot be started: {error.strerror}"))
+            return None
         try:
             # Blocks for a few milliseconds, and only when a worker starts.
             process = subprocess.Popen(
-                self._arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=os.environ | _WORKER_ENVIRONMENT
+                self._arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=_worker_environment()
             )
         except OSError as error:
             ours.close()
@@ -261,6 +268,12 @@ class Supervisor:
         child.writer.close()
         if child.pending is not None:
             child.pending.cancel()
+
+
+def _worker_environment() -> dict[str, str]:
+    """This process's, and where to find this package also when it is not installed."""
+    places = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | _WORKER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
 def _ending(returncode: int) -> str:

@@ -45,7 +45,7 @@ class Sleeping(NamedTuple):
     devices: tuple[Device, ...]
 
 
-Result = CardReport | Sleeping | Sequence[str] | BaseException
+Result = CardReport | Sleeping | BaseException | None
 
 
 class _Done(NamedTuple):
@@ -98,6 +98,8 @@ class Worker:
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
+        self._counted = False
+        self._half_known: set[str] = set()
         self._lanes: dict[str, Lane] = {}
         self._known: dict[str, tuple[Device, ...]] = {}
 
@@ -110,12 +112,14 @@ class Worker:
                 return Answer(ask.cycle, fault=self._not_started())
             results = self._read(slots, ask)
             sample = self._compile(slots, results, fresh)
+            if not sample.devices and sample.faults:  # no card has told who it is: there is nothing to show
+                return Answer(ask.cycle, fault=sample.faults[0])
         except BackendAbsent as absent:
             return Answer(ask.cycle, fault=Fault(absent.reason, absent.detail), final=True)
         return Answer(ask.cycle, sample=sample)
 
     def _count(self, ask: Ask) -> tuple[Sequence[str], bool]:
-        """The slots, and whether they were counted in this cycle; none while the library is still starting."""
+        """The slots, and whether they were counted since the last cycle; none while the library is still starting."""
         waited_for = not self._library.busy
         if waited_for:
             self._library_since = time.monotonic()
@@ -127,16 +131,18 @@ class Worker:
             raise result
         if isinstance(result, BaseException):
             raise BackendAbsent("internal-error", f"{type(result).__name__}: {result}")
-        if result is None or isinstance(result, CardReport | Sleeping):
-            return self._slots, False
-        self._slots = result
-        return result, True
+        counted, self._counted = self._counted, False
+        return self._slots, counted
 
-    def _open_and_count(self) -> Sequence[str]:
+    def _open_and_count(self) -> None:
+        """Runs in the library's lane. A count that comes too late for its cycle serves the next."""
         if not self._opened:
             self._backend.open()
             self._opened = True
-        return self._backend.slots()
+        slots = self._backend.slots()
+        if slots != self._slots:  # what was in a slot says nothing any more of what is there
+            self._known = {}
+        self._slots, self._counted = slots, True
 
     def _not_started(self) -> Fault:
         waited = time.monotonic() - self._library_since
@@ -160,13 +166,21 @@ class Worker:
     def _read_slot(self, slot: str) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
         try:
-            devices = self._backend.identify(slot)
+            devices = self._backend.identify(slot, lambda device: self._note(slot, device))
         except DeviceAsleep:
             return Sleeping(self._backend.asleep(slot))
         self._known[slot] = devices
+        self._half_known.discard(slot)
         sampled = [self._backend.sample(device) for device in devices]
         readings = tuple(reading for entry in sampled for reading in entry.readings)
         return CardReport(devices, readings, tuple(fault for entry in sampled for fault in entry.faults))
+
+    def _note(self, slot: str, device: Device) -> None:
+        """A card's identity, before anything else of it: kept unless the same card is known better."""
+        known = self._known.get(slot, ())
+        if not any(before.key == device.key for before in known):
+            self._known[slot] = (device,)
+            self._half_known.add(slot)
 
     def _collect(self, waiting: set[str], cycle: int, share: float = 1.0) -> dict[str, Result]:
         """What this cycle's jobs give in a share of its time; late results of earlier cycles are dropped."""
@@ -199,6 +213,7 @@ class Worker:
             if isinstance(result, CardReport | Sleeping):
                 self._known[slot] = result.devices
             page.add(slot, result, self._known.get(slot, ()))
+        page.whole = page.whole and not self._half_known & set(slots)
         if page.failed == len(slots):
             raise BackendAbsent(page.faults[0].reason, f"no card can be read: {page.faults[0].detail}")
         return page.sample(self._backend, whole=fresh and page.whole)

@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         return run([Path(argument) for argument in arguments])
-    except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         print(f"cannot read a vector file: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
 

@@ -194,12 +194,13 @@ def test_output_closed_early_is_no_traceback(nvml: FakeNvml) -> None:
 
     from tests.harness import PROGRAM, clean_environment
 
+    environment = {**clean_environment(nvml.environment()), "PYTHONUNBUFFERED": ""}
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
         result = subprocess.run(
             [*PROGRAM, "inventory"],
-            env=clean_environment(nvml.environment()),
+            env=environment,
             stdout=closed,
             stderr=subprocess.PIPE,
             check=False,
@@ -213,7 +214,7 @@ def test_an_incomplete_host_is_said_and_counted_as_such(nvml: FakeNvml) -> None:
     """While a card cannot be identified, `inventory` says so with status 1, and `explain` refuses numbers."""
     nvml.write(equal_cards(4), lines=["lost 0"])
     listed = run("inventory", "--format", "yaml", environment=nvml.environment())
-    assert listed.returncode == 1
+    assert (listed.returncode, listed.stdout) == (1, "")
     assert "this inventory is not whole" in listed.stderr
     arguments = ("--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=0", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
     explained = run("explain", *arguments, environment=nvml.environment())
@@ -227,3 +228,56 @@ def test_bytes_that_are_no_text_are_shown_escaped(nvml: FakeNvml) -> None:
     result = run("explain", "--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=\udcff", environment=environment)
     assert "Traceback" not in result.stderr
     assert "no device is visible" in result.stdout
+
+
+@pytest.mark.parametrize("command", [["check-config"], ["once", "--config.file"], ["--config.file"]])
+def test_a_pipe_is_no_settings_file(tmp_path: Path, command: list[str]) -> None:
+    """A pipe that nobody writes to is refused, and not waited for."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = run(*command, str(pipe))
+    assert result.returncode == 2
+    assert result.stderr == f"gpu-fleet-exporter: {pipe}: cannot read the settings file: Not a file\n"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, nvml: FakeNvml) -> None:
+    """`once --output` refuses a device or a pipe, and writes to what a link leads to."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    refused = run("once", "--output", str(pipe), environment=nvml.environment())
+    assert refused.returncode == 2
+    assert pipe.is_fifo()
+    assert run("once", "--output", str(link), environment=nvml.environment()).returncode == 0
+    assert link.is_symlink()
+    assert parse(target.read_text()).of("gpu_info")
+
+
+def test_a_full_disk_is_a_sentence(nvml: FakeNvml) -> None:
+    """Output that cannot be written is status 1 and one sentence, also when it was buffered."""
+    import subprocess
+
+    from tests.harness import PROGRAM, clean_environment
+
+    for command in (["once"], ["inventory"], ["check-config", "config.example.yaml"]):
+        with Path("/dev/full").open("wb") as full:
+            result = subprocess.run(
+                [*PROGRAM, *command],
+                env={**clean_environment(nvml.environment()), "PYTHONUNBUFFERED": ""},
+                cwd=Path(__file__).parent.parent,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                check=False,
+                timeout=30,
+            )
+        assert (result.returncode, result.stderr) == (
+            1,
+            b"gpu-fleet-exporter: cannot write: No space left on device\n",
+        )
+
+
+def test_a_driver_that_is_gone_explains_nothing(tmp_path: Path) -> None:
+    """`explain --env` on a host without a device of the runtime says so, and not that no device is visible."""
+    result = run("explain", "--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=0", f"--path.sysfs={tmp_path}")
+    assert result.returncode == 1
+    assert "no device of the runtime cuda" in result.stderr

@@ -591,11 +591,11 @@ def test_the_example_with_every_setting() -> None:
     """With its marks taken away, the example has the defaults and the fleet of the design."""
     settings = parse(uncommented(EXAMPLE.read_text()))
     assert (settings.sampling, settings.mapping) == (Sampling(), Mapping())
-    assert settings.backends == ("nvidia", "amd", "intel")
+    assert settings.backends == ("nvidia",)
     env = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert settings.fleets[:2] == (FleetSettings("host", "host"), FleetSettings("chat", "cuda", env))
     assert settings.fleets[2].reach == ("GPU-8d2cd1a6-9f5b-4c0e-8d40-4b2a9c9f3e11",)
-    assert settings.fleets[3].env == {"ROCR_VISIBLE_DEVICES": "0"}
+    assert settings.fleets[3].env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.mark.parametrize("key", config.keys())

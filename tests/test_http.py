@@ -82,6 +82,8 @@ def test_names_narrow_the_page(daemon: Daemon) -> None:
     answer = daemon.request("/metrics?name[]=gpu_info&name[]=gpu_exporter_backend_faults_total")
     assert set(parse(answer.body.decode()).samples) == {"gpu_info", "gpu_exporter_backend_faults_total"}
     assert daemon.request("/metrics?name[]=nonsense").body == b""
+    own = parse(daemon.request("/metrics?name[]=process_cpu_seconds_total").body.decode())
+    assert set(own.samples) == {"process_cpu_seconds_total"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,14 @@ def test_heads_past_the_limit_and_nonsense_are_refused(daemon: Daemon, data: byt
     assert daemon.request("/-/healthy").status == 200
 
 
+def test_a_client_that_closes_its_sending_side_gets_its_answer(daemon: Daemon) -> None:
+    """A request followed by the end of what the client sends is answered."""
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+        connection.sendall(HEAD + b"\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
 def test_silent_clients_cost_nobody_a_page(daemon: Daemon) -> None:
     """Beside forty silent connections a page still comes at once."""
     silent = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(40)]
@@ -195,6 +205,7 @@ def test_a_head_that_never_ends_is_not_waited_for(daemon: Daemon) -> None:
         ("5", 4.5),
         ("1", 0.5),
         ("0.5", 0.25),
+        ("0.01", 0.2),
         ("0", 8.0),
         ("-1", 8.0),
         ("nan", 8.0),

@@ -493,12 +493,107 @@ def test_a_scrape_with_a_shorter_deadline_does_not_wait_for_another(nvml: FakeNv
             assert scrape.state(physical_index="0") == "hung"
 
 
-def test_background_sampling_drops_what_is_old(nvml: FakeNvml, start: Start) -> None:
-    """With an interval, scrapes are served from the last cycle, and never from one that is too old."""
+def test_background_sampling_serves_the_last_cycle(nvml: FakeNvml, start: Start) -> None:
+    """With an interval, pages come from the last cycle; a hung card costs only itself, a stopped worker everything."""
     daemon = start(nvml.environment(), NAMED + "sampling: {interval_seconds: 0.25, deadline_seconds: 5}")
     assert readings(daemon.scrape(), "0") == len(READINGS)
-    nvml.write(equal_cards(4), lines=["slow nvmlDeviceGetTemperatureV 0 3000"])
-    stale = daemon.scrape_until(lambda scrape: fault(scrape) == "stale", within=3)
-    assert sum(readings(stale, index) for index in "0123") == 0
+    nvml.write(equal_cards(4), lines=["hang nvmlDeviceGetTemperatureV 0"])
+    hung = daemon.scrape_until(lambda scrape: scrape.state(physical_index="0") == "hung", within=3)
+    for _ in range(10):
+        assert not fault(hung)
+        assert readings(hung, "1") == len(READINGS)
+        time.sleep(0.1)
+        hung = daemon.scrape()
     nvml.write(equal_cards(4))
+    daemon.scrape_until(lambda scrape: scrape.state(physical_index="0") == "ok", within=3)
+    (worker,) = daemon.workers()
+    os.kill(worker, signal.SIGSTOP)
+    stopped = daemon.scrape_until(lambda scrape: fault(scrape) in ("hung", "stale"), within=3)
+    assert sum(readings(stopped, index) for index in "0123") == 0
+    os.kill(worker, signal.SIGCONT)
     daemon.scrape_until(lambda scrape: not fault(scrape))
+
+
+IDENTIFYING = ("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode")
+
+
+@pytest.mark.parametrize("call", IDENTIFYING)
+def test_a_card_that_hangs_while_it_is_identified_has_a_state(nvml: FakeNvml, start: Start, call: str) -> None:
+    """As soon as a card has told its UUID and address it has a row; numbers are not trusted before it told the rest."""
+    nvml.write(equal_cards(3), lines=[f"hang {call} 1"])
+    config = FRESH + 'fleets: [{name: c, env: {CUDA_VISIBLE_DEVICES: "2", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    daemon = start(nvml.environment(), config)
+    scrape = daemon.scrape(timeout=2)
+    assert scrape.state(uuid=str(equal_cards(3)[1].uuid)) == "hung"
+    assert scrape.state(physical_index="0") == "ok"
+    assert scrape.value("gpu_fleet_mask_refusal_info", fleet="c", reason="inventory-incomplete") == 1
+    nvml.write(equal_cards(3))
+    daemon.scrape_until(lambda scrape: scrape.of("gpu_utilization_percent", fleet="c", physical_index="2") != [])
+
+
+def test_cards_that_hang_before_they_have_a_name_take_the_backend_down(nvml: FakeNvml, start: Start) -> None:
+    """When no card can even be identified there is a reason, and not an empty page that says all is well."""
+    nvml.write(equal_cards(2), lines=["hang nvmlDeviceGetUUID *"])
+    assert fault(start(nvml.environment(), FRESH).scrape(timeout=2)) == "hung"
+
+
+def test_a_passing_error_is_not_taken_for_a_fact(nvml: FakeNvml, start: Start) -> None:
+    """An error in the first cycle, about MIG mode or the name, binds nothing and is forgotten when it passes."""
+    board = mig_card(part(0, 3), part(1, 4))
+    nvml.write([board], lines=["fault nvmlDeviceGetMigMode 0 999"])
+    config = FRESH + 'fleets: [{name: c, env: {CUDA_VISIBLE_DEVICES: "0", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    daemon = start(nvml.environment(), config)
+    assert daemon.scrape().of("gpu_fleet_device_info") == []
+    nvml.write([board])
+    daemon.scrape_until(lambda scrape: scrape.of("gpu_fleet_mask_refusal_info", reason="mig-multiplicity") != [])
+    nvml.write(equal_cards(2), lines=["fault nvmlDeviceGetName 0 999"])
+    daemon = start(nvml.environment(), FRESH + 'fleets: [{name: c, env: {CUDA_VISIBLE_DEVICES: "0"}}]')
+    daemon.scrape()
+    nvml.write(equal_cards(2))
+    assert daemon.scrape_until(lambda scrape: scrape.of("gpu_fleet_device_info") != [])
+
+
+def test_an_impatient_scraper_does_not_spoil_the_next_ones_page(nvml: FakeNvml, start: Start) -> None:
+    """A page cut short for one with little time is not served again to one with more."""
+    daemon = start(nvml.environment(), NAMED + "sampling: {reuse_seconds: 10}")
+    nvml.write(equal_cards(2))
+    daemon.scrape()
+    nvml.write(equal_cards(2), lines=["slow nvmlDeviceGetTemperatureV 1 400"])
+    daemon.config_path.write_text(NAMED + "sampling: {reuse_seconds: 9}")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for_log(r"(?s)settings loaded.*settings loaded")
+    assert daemon.scrape(timeout=0.01).state(physical_index="1") == "hung"
+    time.sleep(0.5)
+    assert daemon.scrape(timeout=5).state(physical_index="1") == "ok"
+
+
+def test_a_slow_count_still_makes_the_inventory_whole(nvml: FakeNvml, start: Start) -> None:
+    """A count of the cards that takes longer than its share of a cycle serves the next one."""
+    config = FRESH + 'fleets: [{name: c, env: {CUDA_VISIBLE_DEVICES: "1", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    daemon = start(nvml.environment(), config)
+    daemon.scrape()
+    nvml.write(equal_cards(4), lines=["slow nvmlDeviceGetCount_v2 * 600"])
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for_log(r"(?s)settings loaded.*settings loaded")
+    wanted = {"fleet": "c", "physical_index": "1"}
+    daemon.scrape_until(lambda scrape: scrape.of("gpu_utilization_percent", **wanted) != [], within=6, timeout=2)
+
+
+def test_a_text_that_is_none_costs_that_text(nvml: FakeNvml, start: Start) -> None:
+    """Bytes that are not UTF-8 in a name or the driver's version leave every reading."""
+    card = dataclasses.replace(equal_cards(1)[0], name="L40S \udcff")
+    nvml.write([card], driver="550 \udcfe")
+    assert readings(start(nvml.environment(), FRESH).scrape(), "0") == len(READINGS)
+
+
+def test_the_current_directory_is_no_place_to_import_from(
+    nvml: FakeNvml, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules that lie where the daemon is started are neither run nor in the worker's way."""
+    trap = tmp_path / "trap"
+    (trap / "exporter").mkdir(parents=True)
+    (trap / "exporter" / "__init__.py").write_text("")
+    (trap / "queue.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(trap)
+    environment = {**nvml.environment(), "PYTHONSAFEPATH": "1"}
+    assert readings(start(environment, FRESH).scrape(), "0") == len(READINGS)

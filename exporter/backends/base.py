@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from exporter.model import Device, Fault, Reading
@@ -13,6 +13,9 @@ class Sampled(NamedTuple):
 
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
+
+
+Note = Callable[[Device], None]
 
 
 class Backend(Protocol):
@@ -42,9 +45,10 @@ class Backend(Protocol):
     def slots(self) -> Sequence[str]:
         """Names of the places where the library has a card now, at least one. Raises ``BackendAbsent``."""
 
-    def identify(self, slot: str) -> tuple[Device, ...]:
+    def identify(self, slot: str, note: Note) -> tuple[Device, ...]:
         """The card in a slot and its parts, as they are now; empty when the slot has no card of ours.
 
+        ``note`` is told of a card as soon as its identity is known, so that it has a name should the next call hang.
         Raises ``DeviceLost``, ``DeviceAsleep`` (both: the card keeps its place), ``DeviceFault`` (who is there is not
         known) and ``BackendAbsent``.
         """

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import pci, units
-from exporter.backends.base import Sampled
+from exporter.backends.base import Note, Sampled
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Reading
 
@@ -29,6 +29,8 @@ _REASONS = {
 _LIBRARY_LOST = (1, 9, 18)
 # Not supported, and a symbol that an older driver lacks: the reading does not exist here, which is no fault.
 _NOT_OFFERED = (3, 13)
+# The same, for what a card is: also what this user may not ask, or what makes no sense for it.
+_NONE_HERE = (2, 3, 4, 6, 13)
 _NOT_SUPPORTED, _NOT_FOUND, _INVALID_ARGUMENT, _GPU_IS_LOST = 3, 6, 2, 15
 
 Values = Sequence[float | None]
@@ -117,7 +119,7 @@ class NvidiaBackend:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
         except pynvml.NVMLError as error:
             raise BackendAbsent(_reason(error), f"nvmlInitWithFlags: {error}") from error
-        with contextlib.suppress(pynvml.NVMLError):
+        with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
             self.driver_version = pynvml.nvmlSystemGetDriverVersion()
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class NvidiaBackend:
             raise BackendAbsent("no-devices", "the driver is loaded and reports no GPU")
         return [str(index) for index in range(count)]
 
-    def identify(self, slot: str) -> tuple[Device, ...]:
+    def identify(self, slot: str, note: Note) -> tuple[Device, ...]:
         """The board in a slot and its MIG devices."""
         if units.pci_bus_id(slot) and pci.is_asleep(self._sysfs, slot):
             raise DeviceAsleep(slot)
@@ -145,7 +147,7 @@ class NvidiaBackend:
             handle, index = self._handle(slot)
             if handle is None:
                 return ()
-            board = self._board(handle, index)
+            board = self._board(handle, index, note)
             parts = list(self._parts(handle, board))
         except self._nvml.NVMLError as error:
             raise _card_error(error, slot) from error
@@ -189,15 +191,17 @@ class NvidiaBackend:
             raise
         return handle, nvml.nvmlDeviceGetIndex(handle)
 
-    def _board(self, handle: Any, index: int) -> Device:
+    def _board(self, handle: Any, index: int, note: Note) -> Device:
         uuid = self._uuid(handle)
+        key, address = DeviceKey(VENDOR, uuid), self._address(uuid, handle)
+        note(Device(key=key, physical_index=index, pci_bus_id=address, uuid=uuid))
         facts = self._facts.get(uuid)
         if facts is None:
-            facts = self._facts[uuid] = self._look_up(handle)
+            facts = self._facts[uuid] = self._look_up(handle, address)
         return Device(
-            key=DeviceKey(VENDOR, uuid),
+            key=key,
             physical_index=index,
-            pci_bus_id=facts.pci_bus_id,
+            pci_bus_id=address,
             uuid=uuid,
             name=facts.name,
             memory_total_bytes=facts.memory_total_bytes,
@@ -213,11 +217,16 @@ class NvidiaBackend:
             raise DeviceFault("unsupported", f"the driver gives {uuid!r} for a UUID")
         return uuid
 
-    def _look_up(self, handle: Any) -> _Facts:
-        nvml = self._nvml
-        address = units.pci_bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    def _address(self, uuid: str, handle: Any) -> str:
+        if uuid in self._facts:
+            return self._facts[uuid].pci_bus_id
+        address = units.pci_bus_id(_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
         if address is None:
             raise DeviceFault("unsupported", "the driver gives no PCI address")
+        return address
+
+    def _look_up(self, handle: Any, address: str) -> _Facts:
+        nvml = self._nvml
         return _Facts(
             address,
             self._optional(nvml.nvmlDeviceGetName, handle) or "",
@@ -234,11 +243,16 @@ class NvidiaBackend:
         return None if modes is None else modes[0] == self._nvml.NVML_DEVICE_MIG_ENABLE
 
     def _optional(self, call: Callable[[Any], Any], handle: Any) -> Any:
-        """The call's answer; None where this card or driver has no such thing. A lost card is not *no such thing*."""
+        """The call's answer; None where this card, driver or user has no such thing.
+
+        Any other error is raised: what is not known for a moment must not pass for what is not there.
+        """
         try:
             return call(handle)
+        except UnicodeDecodeError:  # a text that is none costs that text alone
+            return None
         except self._nvml.NVMLError as error:
-            if error.value in (*_LIBRARY_LOST, _GPU_IS_LOST):
+            if error.value not in _NONE_HERE:
                 raise
             return None
 

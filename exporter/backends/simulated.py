@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from exporter.backends.base import Sampled
+from exporter.backends.base import Note, Sampled
 from exporter.errors import BackendAbsent
 from exporter.model import Device, DeviceKey, Reading
 
@@ -54,8 +54,9 @@ class SimulatedBackend:
             raise BackendAbsent("no-devices", "no simulated card")
         return [str(index) for index in range(len(self._devices))]
 
-    def identify(self, slot: str) -> tuple[Device, ...]:
+    def identify(self, slot: str, note: Note) -> tuple[Device, ...]:
         """The card of that index."""
+        del note
         return (self._devices[int(slot)],)
 
     def sample(self, device: Device) -> Sampled:

@@ -52,8 +52,8 @@ class Host(NamedTuple):
 
     @property
     def unnamed(self) -> bool:
-        """Some card's UUID is not known, so that a UUID without a match proves nothing."""
-        return not self.whole or any(not card.uuid for card in self.cards)
+        """Some card, or whether it has MIG devices, is not known, so that a UUID without a match proves nothing."""
+        return not self.whole or any(not card.uuid or card.physical_index is None for card in self.cards)
 
     def instances(self, card: Device) -> tuple[Device, ...]:
         """The reachable MIG devices of a card."""

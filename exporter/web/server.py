@@ -27,7 +27,7 @@ _BACKLOG = 128
 def parse_address(text: str) -> tuple[str, int]:
     """``host:port``, ``[IPv6]:port`` or ``:port`` (every address); raises :class:`InputError`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InputError(f"--web.listen-address: found '{text}', expected HOST:PORT, [IPV6]:PORT or :PORT")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -49,6 +49,8 @@ def listen(text: str) -> list[socket.socket]:
         return [_bound(family, address) for family, _, _, _, address in dict.fromkeys(found)]
     except OSError as error:
         raise CouldNot(f"cannot listen on {text}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise InputError(f"--web.listen-address: found {text!r}, expected a host name") from error
 
 
 def _bound(family: int, address: Any, *, dual: bool = False) -> socket.socket:
@@ -91,6 +93,10 @@ class GuardedProtocol(H11Protocol):
             self._wait_for_head()
         else:
             self._stop_waiting()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has said all it will say still gets the answer that it waits for."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
