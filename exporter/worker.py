@@ -168,6 +168,7 @@ class Worker:
         try:
             devices = self._backend.identify(slot, lambda device: self._note(slot, device))
         except DeviceAsleep:
+            self._half_known.discard(slot)
             return Sleeping(self._backend.asleep(slot))
         self._known[slot] = devices
         self._half_known.discard(slot)
@@ -202,7 +203,7 @@ class Worker:
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
         for gone in self._known.keys() - set(slots):
-            del self._known[gone]
+            self._known.pop(gone, None)  # a late count may have emptied it meanwhile
         page = _Page()
         absent = [result for result in results.values() if isinstance(result, BackendAbsent)]
         if absent:
