@@ -207,17 +207,17 @@ class _Process(ProcessCollector):
 _PROCESS = _Process()
 
 
+def collectors_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> tuple[Collector, ...]:
+    """The collectors that show this snapshot; ``process`` adds the parent's own ``process_*`` families."""
+    shown = (FleetCollector(snapshot), DeviceCollector(snapshot), ExporterCollector(snapshot.backends, reload))
+    return (*shown, _PROCESS) if process else shown
+
+
 def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:
-    """A registry whose collectors show this snapshot; ``process`` adds the parent's own ``process_*`` families."""
+    """A registry of :func:`collectors_of`, which refuses a family that two of them give."""
     registry = CollectorRegistry(auto_describe=False)
-    for collector in (
-        FleetCollector(snapshot),
-        DeviceCollector(snapshot),
-        ExporterCollector(snapshot.backends, reload),
-    ):
+    for collector in collectors_of(snapshot, reload, process=process):
         registry.register(collector)
-    if process:
-        registry.register(_PROCESS)
     return registry
 
 

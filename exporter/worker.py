@@ -8,6 +8,7 @@ after its cycle's deadline is thrown away. The process leaves with ``os._exit``:
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import queue
 import signal
@@ -48,29 +49,51 @@ class Sleeping(NamedTuple):
 Result = CardReport | Sleeping | BaseException | None
 
 
-class _Done(NamedTuple):
-    lane: str
-    cycle: int
-    result: Result
+class Batch:
+    """Jobs of one cycle that are waited for together.
+
+    The main thread is woken once, by the last of them: each wake costs more than a vendor's call. What a lane brings
+    after its batch is no longer waited for stays in the batch, and is never seen.
+    """
+
+    def __init__(self, cycle: int, size: int, events: queue.SimpleQueue[_Event]) -> None:
+        self.cycle = cycle
+        self._missing = size
+        self._results: dict[str, Result] = {}
+        self._events = events
+        self._lock = threading.Lock()
+
+    def finish(self, lane: str, result: Result) -> None:
+        """Called in the lane."""
+        with self._lock:
+            self._results[lane] = result
+            self._missing -= 1
+            last = self._missing == 0
+        if last:
+            self._events.put(self)
+
+    def results(self) -> dict[str, Result]:
+        """What has come so far."""
+        with self._lock:
+            return dict(self._results)
 
 
-_Event = _Done | Ask
+_Event = Batch | Ask
 
 
 class Lane:
-    """A daemon thread that runs one job at a time and puts each result into the shared queue."""
+    """A daemon thread that runs one job at a time."""
 
-    def __init__(self, name: str, done: queue.SimpleQueue[_Event]) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.busy = False
-        self._done = done
-        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], Result]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Batch, Callable[[], Result]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"lane-{name}", daemon=True).start()
 
-    def submit(self, cycle: int, job: Callable[[], Result]) -> None:
+    def submit(self, batch: Batch, job: Callable[[], Result]) -> None:
         """Start a job; only when not busy."""
         self.busy = True
-        self._jobs.put((cycle, job))
+        self._jobs.put((batch, job))
 
     def end(self) -> None:
         """Let the thread go, as soon as its job returns."""
@@ -78,13 +101,13 @@ class Lane:
 
     def _run(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            cycle, job = entry
+            batch, job = entry
             try:
                 result = job()
             except Exception as error:  # noqa: BLE001  (whatever a vendor's library raises costs this job alone)
                 result = error
             self.busy = False
-            self._done.put(_Done(self.name, cycle, result))
+            batch.finish(self.name, result)
 
 
 class Worker:
@@ -94,7 +117,7 @@ class Worker:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._backend = backend
         self._until = 0.0
-        self._library = Lane(LIBRARY, self.events)
+        self._library = Lane(LIBRARY)
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
@@ -120,13 +143,12 @@ class Worker:
 
     def _count(self, ask: Ask) -> tuple[Sequence[str], bool]:
         """The slots, and whether they were counted since the last cycle; none while the library is still starting."""
-        waited_for = not self._library.busy
-        if waited_for:
+        result: Result = None
+        if not self._library.busy:
             self._library_since = time.monotonic()
-            self._library.submit(ask.cycle, self._open_and_count)
-        share = _COUNTING_SHARE if self._slots else 1.0
-        results = self._collect({LIBRARY} if waited_for else set(), ask.cycle, share)
-        result = results.get(LIBRARY)
+            batch = Batch(ask.cycle, 1, self.events)
+            self._library.submit(batch, self._open_and_count)
+            result = self._collect(batch, _COUNTING_SHARE if self._slots else 1.0).get(LIBRARY)
         if isinstance(result, BackendAbsent):
             raise result
         if isinstance(result, BaseException):
@@ -153,15 +175,14 @@ class Worker:
         for gone in self._lanes.keys() - set(slots):
             if not self._lanes[gone].busy:  # else it is wanted again, should the slot come back before it returns
                 self._lanes.pop(gone).end()
-        waiting = set()
         for slot in slots:
-            lane = self._lanes.get(slot)
-            if lane is None:
-                lane = self._lanes[slot] = Lane(slot, self.events)
-            if not lane.busy:
-                lane.submit(ask.cycle, lambda slot=slot: self._read_slot(slot))  # type: ignore[misc]
-                waiting.add(slot)
-        return self._collect(waiting, ask.cycle)
+            if slot not in self._lanes:
+                self._lanes[slot] = Lane(slot)
+        idle = [lane for lane in map(self._lanes.__getitem__, slots) if not lane.busy]
+        batch = Batch(ask.cycle, len(idle), self.events)
+        for lane in idle:
+            lane.submit(batch, functools.partial(self._read_slot, lane.name))
+        return self._collect(batch) if idle else {}
 
     def _read_slot(self, slot: str) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
@@ -183,23 +204,20 @@ class Worker:
             self._known[slot] = (device,)
             self._half_known.add(slot)
 
-    def _collect(self, waiting: set[str], cycle: int, share: float = 1.0) -> dict[str, Result]:
-        """What this cycle's jobs give in a share of its time; late results of earlier cycles are dropped."""
-        results: dict[str, Result] = {}
+    def _collect(self, batch: Batch, share: float = 1.0) -> dict[str, Result]:
+        """What a batch gives in a share of the cycle's time; the ends of earlier batches mean nothing any more."""
         started = time.monotonic()
-        while waiting - results.keys():
+        while True:
             until = started + share * (self._until - started)
             try:
                 event = self.events.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            if event.cycle != cycle:
-                continue
-            if isinstance(event, Ask):
+            if event is batch:
+                break
+            if isinstance(event, Ask) and event.cycle == batch.cycle:
                 self._until = min(self._until, event.until)
-            else:
-                results[event.lane] = event.result
-        return results
+        return batch.results()
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
         for gone in self._known.keys() - set(slots):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from exporter.collectors import Encoder, ReloadStatus, encoder_for, end_of_page, family_text, registry_of, render
+from exporter.collectors import (
+    Encoder,
+    ReloadStatus,
+    collectors_of,
+    encoder_for,
+    end_of_page,
+    family_text,
+    registry_of,
+    render,
+)
 from exporter.model import Snapshot
 
 # Enough for text of this shape; the highest level costs twice the time for a per cent of size.
@@ -46,16 +55,19 @@ class Exposition:
             self._of, self._pages = (snapshot, reload), {}
         page = None if names else self._pages.get((content_type, zipped))
         if page is None:
-            registry = registry_of(snapshot, reload)
-            body = render(registry, encoder, names) if names else self._text(registry, encoder, content_type)
+            if names:
+                body = render(registry_of(snapshot, reload), encoder, names)
+            else:
+                body = self._text(collectors_of(snapshot, reload), encoder, content_type)
             page = Page(gzip.compress(body, _GZIP_LEVEL, mtime=0) if zipped else body, content_type, zipped)
             if not names:
                 self._pages[content_type, zipped] = page
         return page
 
-    def _text(self, registry: CollectorRegistry, encoder: Encoder, content_type: str) -> bytes:
+    def _text(self, collectors: Iterable[Collector], encoder: Encoder, content_type: str) -> bytes:
+        """The whole page; a registry is only asked where it has to find families by name."""
         parts = []
-        for family in registry.collect():
+        for family in (family for collector in collectors for family in collector.collect()):
             samples, text = self._texts.get((content_type, family.name), (None, b""))
             if samples != family.samples:
                 text = family_text(family, encoder)
