@@ -156,7 +156,8 @@ class Sampler:
 
     def _serves_again(self, last: Snapshot, within_seconds: float) -> bool:
         """A finished cycle serves for a moment; not one that was cut short, to who has the time for a longer one."""
-        cut_short = within_seconds > self._last_within and "hung" in last.states.values()
+        missing = "hung" in last.states.values() or not all(backend.up for backend in last.backends)
+        cut_short = missing and within_seconds > self._last_within
         return not cut_short and time.monotonic() - self._last_finished < self._sampling.reuse_seconds
 
     async def _cycle(self, within_seconds: float) -> Snapshot:

@@ -277,6 +277,7 @@ class _Page:
         """Without devices that another slot has given too: whose values would they be? Neither slot's are shown."""
         for device in devices:
             if device.key in self.devices:
+                self.whole = False  # there is a card more than there are names
                 self.states[device.key] = "lost"
                 self.readings = [reading for reading in self.readings if reading.key != device.key]
                 self.faults.append(Fault("driver-error", f"{slot}: {device.uuid} is in another slot too", device.key))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nvml import FakeNvml, Gpu, Mig, build_or_skip, equal_cards
-from tests.harness import Scrape, Start
+from tests.harness import Scrape, Start, clean_environment, parse
 
 pytestmark = pytest.mark.e2e
 
@@ -150,6 +152,9 @@ def test_two_slots_with_one_identity_have_no_reading(nvml: FakeNvml, start: Star
     assert scrape.of("gpu_utilization_percent", uuid=str(cards[0].uuid)) == []
     assert scrape.state(uuid=str(cards[0].uuid)) == "lost"
     assert readings(scrape, "2") == len(READINGS)
+    numbers = FRESH + 'fleets: [{name: c, env: {CUDA_VISIBLE_DEVICES: "1", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    refused = start(nvml.environment(), numbers).scrape()
+    assert refused.value("gpu_fleet_mask_refusal_info", fleet="c", reason="inventory-incomplete") == 1
 
 
 def test_a_lost_card_keeps_its_place_and_comes_back(nvml: FakeNvml, start: Start) -> None:
@@ -586,14 +591,18 @@ def test_a_text_that_is_none_costs_that_text(nvml: FakeNvml, start: Start) -> No
     assert readings(start(nvml.environment(), FRESH).scrape(), "0") == len(READINGS)
 
 
-def test_the_current_directory_is_no_place_to_import_from(
-    nvml: FakeNvml, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Modules that lie where the daemon is started are neither run nor in the worker's way."""
+def test_the_worker_imports_nothing_from_the_current_directory(nvml: FakeNvml, tmp_path: Path) -> None:
+    """Modules that lie where the program is started are neither run by the worker nor in its way."""
     trap = tmp_path / "trap"
     (trap / "exporter").mkdir(parents=True)
     (trap / "exporter" / "__init__.py").write_text("")
-    (trap / "queue.py").write_text("raise SystemExit('run')")
-    monkeypatch.chdir(trap)
-    environment = {**nvml.environment(), "PYTHONSAFEPATH": "1"}
-    assert readings(start(environment, FRESH).scrape(), "0") == len(READINGS)
+    result = subprocess.run(
+        [sys.executable, "-P", "-m", "exporter", "once"],  # -P is not inherited: the worker needs its own
+        cwd=trap,
+        env=clean_environment(nvml.environment()),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert readings(parse(result.stdout), "0") == len(READINGS)

@@ -125,14 +125,14 @@ class FakeNvml:
     """The state file in ``directory``, for the library that :func:`build` put there, or else in ``library``."""
 
     def __init__(self, directory: Path, library: Path | None = None) -> None:
-        self.library = library or directory
+        self.folder = library or directory
         self.state_path = directory / "nvml.state"
         self._last_written = 0
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``."""
         inherited = os.environ.get("LD_LIBRARY_PATH")
-        paths = f"{self.library}:{inherited}" if inherited else str(self.library)
+        paths = f"{self.folder}:{inherited}" if inherited else str(self.folder)
         return {"LD_LIBRARY_PATH": paths, "FAKE_NVML_STATE": str(self.state_path)}
 
     def write(
