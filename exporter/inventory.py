@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,18 +11,23 @@ import yaml
 
 from exporter.errors import InventoryFileError
 from exporter.files import read_regular
-from exporter.model import Device, DeviceKey
+from exporter.model import Device, DeviceKey, VulkanDevice
 from exporter.units import pci_bus_id
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MOST_TILES = 64
 _UUID_VENDORS = ("nvidia", "simulated")
 
 
 class Inventory(msgspec.Struct, frozen=True, dict=True):
-    """Devices of one or more vendors. ``whole`` is False while a card of the host is known to be missing from it."""
+    """Devices of one or more vendors. ``whole`` is False while a card of the host is known to be missing from it.
+
+    ``vulkan`` is the raw Vulkan enumeration, in its order; None where none was taken.
+    """
 
     devices: tuple[Device, ...] = ()
     whole: bool = True
+    vulkan: tuple[VulkanDevice, ...] | None = None
 
     def boards(self) -> tuple[Device, ...]:
         """Whole cards in ascending PCI address, which is also the order of NVIDIA's index."""
@@ -34,11 +39,20 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         return tuple(device for device in self.devices if device.parent == board)
 
     def find(self, key: DeviceKey) -> Device | None:
-        """The device of that key; a key that is a PCI address finds the card that has since told its UUID."""
+        """The device of that key; a key that is a PCI address finds the card that has since told its UUID.
+
+        A key with tiles (``/t0+t3``) finds its card narrowed to these, which is no device of the library.
+        """
         found = self.by_key.get(key)
-        if found is not None or pci_bus_id(key.identity) is None:
+        if found is not None:
             return found
-        return next((card for card in self.boards() if (card.key.vendor, card.pci_bus_id) == _address(key)), None)
+        address, _, part = key.identity.partition("/")
+        if not _is_address(address) or (part and not _TILES.fullmatch(part)):
+            return None
+        for card in self.boards():
+            if (card.key.vendor, card.pci_bus_id) == (key.vendor, address):
+                return _part_of_card(card, part) if part else card
+        return None
 
     @property
     def by_key(self) -> Mapping[DeviceKey, Device]:
@@ -50,19 +64,44 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
 
     def of(self, vendor: str) -> Inventory:
         """The same inventory narrowed to one vendor."""
-        return Inventory(tuple(device for device in self.devices if device.key.vendor == vendor), self.whole)
+        chosen = tuple(device for device in self.devices if device.key.vendor == vendor)
+        return Inventory(chosen, self.whole, self.vulkan)
 
-    def named(self, text: str) -> Device | None:
-        """The device that a full UUID or a PCI address names."""
+    def named(self, text: str) -> tuple[Device, ...]:
+        """The devices that a full UUID or a PCI address names: the card at the address, else its partitions."""
         address = pci_bus_id(text)
-        for device in self.devices:
-            if device.uuid == text or (address is not None and device.parent is None and device.pci_bus_id == address):
-                return device
-        return None
+        if address is None:
+            return tuple(device for device in self.devices if text and device.uuid == text)
+        there = [device for device in self.devices if device.pci_bus_id == address]
+        return tuple(device for device in there if device.parent is None) or tuple(there)
 
 
-def _address(key: DeviceKey) -> tuple[str, str | None]:
-    return key.vendor, pci_bus_id(key.identity)
+_TILES = re.compile(r"t[0-9]{1,3}(?:\+t[0-9]{1,3})*")
+
+
+def _is_address(text: str) -> bool:
+    return pci_bus_id(text) == text
+
+
+def _part_of_card(card: Device, part: str) -> Device | None:
+    tiles = [int(tile[1:]) for tile in part.split("+")]
+    return narrowed(card, tiles) if max(tiles) < (card.tiles or 0) else None
+
+
+def narrowed(card: Device, tiles: Sequence[int]) -> Device:
+    """A card of which only some tiles are visible: a device of its own, with the card as its parent.
+
+    The memory is left out, since the card's is not the tiles'.
+    """
+    return Device(
+        key=DeviceKey(card.key.vendor, f"{card.pci_bus_id}/" + "+".join(f"t{tile}" for tile in tiles)),
+        physical_index=card.physical_index,
+        pci_bus_id=card.pci_bus_id,
+        uuid=card.uuid,
+        name=card.name,
+        partition="+".join(map(str, tiles)),
+        parent=card.key,
+    )
 
 
 def pci_sort_key(address: str) -> tuple[bool, int, str]:
@@ -82,7 +121,11 @@ class MigRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A card in a saved inventory: the vendor tool's index, the identities, and what a runtime's order may need."""
+    """A card in a saved inventory: the vendor tool's index, the identities, and what a runtime's order may need.
+
+    A row with ``xcp`` is one AMD partition of the card at ``pci``. A row with ``vk_type`` is an entry of the raw Vulkan
+    enumeration, ``index`` its position there and ``uuid`` Vulkan's.
+    """
 
     index: int | None
     uuid: str | None
@@ -108,10 +151,16 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
 
 
 def to_rows(inventory: Inventory) -> list[dict[str, Any]]:
-    """The inventory as plain data, one mapping a card; :func:`from_rows` reads it back."""
-    rows = [_row_of(card, inventory.parts(card.key)) for card in inventory.boards()]
-    plain = [msgspec.to_builtins(row) for row in rows]
+    """The inventory as plain data, one mapping a card or AMD partition; :func:`from_rows` reads it back."""
+    boards = inventory.boards()
+    known = {board.key for board in boards}
+    partitions = [device for device in inventory.devices if device.parent is not None and device.parent not in known]
+    rows = [_row_of(card, inventory.parts(card.key)) for card in (*boards, *partitions)]
+    plain = [msgspec.to_builtins(row) for row in (*rows, *map(_vulkan_row_of, inventory.vulkan or ()))]
     return [row | {"mig": row.pop("mig", [])} for row in plain]  # last, where a person looks for it
+
+
+_FACTS = ("kfd_node", "hsa_isa_ok", "hip_ok", "tiles", "hpc", "integrated", "product_family_rank")
 
 
 def _row_of(card: Device, parts: Sequence[Device]) -> Row:
@@ -119,12 +168,27 @@ def _row_of(card: Device, parts: Sequence[Device]) -> Row:
         index=card.physical_index,
         uuid=card.uuid or None,
         pci=card.pci_bus_id or None,
-        mig=[_mig_row_of(part) for part in parts],
+        mig=[_mig_row_of(part) for part in parts if part.gpu_instance is not None],
         name=card.name,
         vendor=card.key.vendor,
         mig_mode=card.mig_mode,
         memory_total_bytes=card.memory_total_bytes,
         minor=card.minor_number,
+        xcp=None if card.parent is None else int(card.partition),
+        **{fact: getattr(card, fact) for fact in _FACTS},
+    )
+
+
+def _vulkan_row_of(entry: VulkanDevice) -> Row:
+    return Row(
+        index=entry.raw_position,
+        uuid=entry.uuid or None,
+        pci=entry.pci_bus_id or None,
+        name=entry.name,
+        vendor=entry.vendor,
+        vk_type=entry.kind,
+        driver=entry.driver,
+        fp16_storage=entry.fp16_storage,
     )
 
 
@@ -142,18 +206,52 @@ def _mig_row_of(part: Device) -> MigRow:
 def from_rows(rows: Iterable[Row], vendor: str) -> tuple[Inventory, frozenset[DeviceKey] | None]:
     """The inventory that the rows describe, and the reach that their ``accessible`` flags state (None: no flags).
 
-    ``vendor`` is whose cards the rows are where they do not say.
+    ``vendor`` is whose cards the rows are where they do not say. A card that only the Vulkan enumeration has becomes a
+    device under its PCI address, without a physical index.
     """
+    rows = list(rows)
+    cards = [row for row in rows if row.vk_type is None]
     devices: list[Device] = []
     reach: set[DeviceKey] = set()
-    flagged = False
-    for row in rows:
-        card = _device_of(row, row.vendor or vendor)
-        devices += [card, *(_part_of(part, card) for part in row.mig)]
-        flagged = flagged or row.accessible is not None
+    for row in cards:
+        family = _family_of(row, row.vendor or vendor)
+        devices += family
         if row.accessible is not False:
-            reach.add(card.key)
-    return Inventory(tuple(devices)), frozenset(reach) if flagged else None
+            reach.add(family[0].key)
+    vulkan = tuple(_vulkan_of(row, row.vendor or vendor) for row in rows if row.vk_type is not None)
+    shown = tuple(_shown_by_vulkan(vulkan, {device.pci_bus_id for device in devices}))
+    reach |= {device.key for device in shown}
+    flagged = any(row.accessible is not None for row in cards)
+    return Inventory((*devices, *shown), vulkan=vulkan or None), frozenset(reach) if flagged else None
+
+
+def _family_of(row: Row, vendor: str) -> list[Device]:
+    """The row's card, then its MIG devices or tiles."""
+    card = _device_of(row, vendor)
+    count = min(row.tiles or 0, _MOST_TILES)
+    tiles = [narrowed(card, [number]) for number in range(count)] if count > 1 else []
+    return [card, *(_part_of(part, card) for part in row.mig), *tiles]
+
+
+def _vulkan_of(row: Row, vendor: str) -> VulkanDevice:
+    return VulkanDevice(
+        raw_position=row.index or 0,
+        kind=row.vk_type or "",
+        driver=row.driver or "",
+        vendor=vendor,
+        uuid=row.uuid or "",
+        pci_bus_id=pci_bus_id(row.pci or "") or "",
+        name=row.name,
+        fp16_storage=row.fp16_storage is not False,
+    )
+
+
+def _shown_by_vulkan(entries: Iterable[VulkanDevice], known: set[str]) -> Iterator[Device]:
+    for entry in entries:
+        if entry.pci_bus_id and entry.pci_bus_id not in known:
+            known.add(entry.pci_bus_id)
+            key = DeviceKey(entry.vendor, entry.pci_bus_id)
+            yield Device(key=key, physical_index=None, pci_bus_id=entry.pci_bus_id, name=entry.name)
 
 
 def _device_of(row: Row, vendor: str) -> Device:
@@ -167,6 +265,9 @@ def _device_of(row: Row, vendor: str) -> Device:
         memory_total_bytes=row.memory_total_bytes,
         minor_number=row.minor,
         mig_mode=True if row.mig and row.mig_mode is None else row.mig_mode,
+        partition="" if row.xcp is None else str(row.xcp),
+        parent=None if row.xcp is None else DeviceKey(vendor, address),
+        **{fact: getattr(row, fact) for fact in _FACTS},
     )
 
 

@@ -36,7 +36,7 @@ class DeviceKey(msgspec.Struct, frozen=True, order=True):
     """Who a device is; the only thing anything is ever joined on. Never made from an index.
 
     ``identity`` is the vendor's UUID (NVIDIA GPU and MIG), else the PCI address with ``/xcpN`` (AMD partition) or
-    ``/tN`` (Intel tile) appended where the device is not the whole card.
+    ``/tN`` (Intel tile; ``/t0+t3`` for a card narrowed to some) appended where the device is not the whole card.
     """
 
     vendor: str
@@ -46,9 +46,15 @@ class DeviceKey(msgspec.Struct, frozen=True, order=True):
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device of the host: a whole card, or a part of one that a runtime can hand out by itself.
 
-    ``physical_index`` is what the vendor's tool prints now; a part carries its board's. None where the library does
-    not say, for example while the card is asleep. ``partition`` is ``"<GPU instance>/<compute instance>"`` for MIG
-    and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
+    ``physical_index`` is what the vendor's tool prints now; a MIG device or a tile carries its board's. None where the
+    library does not say, for example while the card is asleep. ``uuid`` is what the vendor's masks call it: NVIDIA's
+    UUID, or AMD's ``GPU-`` and the 16 hex digits of the KFD unique id. ``partition`` is
+    ``"<GPU instance>/<compute instance>"`` for MIG, ``"3"`` for an AMD partition, ``"0"`` or ``"0+3"`` for Intel
+    tiles, and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
+
+    The rest is what a runtime's base order rests on, None where it is not known: the KFD node, and whether ROCr knows
+    the card's ISA and HIP can initialise it; how many tiles a card has, whether it is a Data Center GPU Max
+    (``hpc``) or integrated, and a number that rises with its product family's age (the newest family has the highest).
     """
 
     key: DeviceKey
@@ -65,6 +71,30 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mig_index: int | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    kfd_node: int | None = None
+    hsa_isa_ok: bool | None = None
+    hip_ok: bool | None = None
+    tiles: int | None = None
+    hpc: bool | None = None
+    integrated: bool | None = None
+    product_family_rank: int | None = None
+
+
+class VulkanDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of ``vkEnumeratePhysicalDevices``: a card as one of its drivers shows it, or software.
+
+    ``kind`` is ``discrete``, ``integrated``, ``virtual``, ``cpu`` or ``other``; ``driver`` a short name (``radv``,
+    ``anv``, ``nvidia``, ...). Entries of one card share ``uuid``. ``pci_bus_id`` is empty for what is no PCI device.
+    """
+
+    raw_position: int
+    kind: str
+    driver: str
+    vendor: str
+    uuid: str = ""
+    pci_bus_id: str = ""
+    name: str = ""
+    fp16_storage: bool = True
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
@@ -118,8 +148,12 @@ class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the workload and its host beside the environment; None always means *not known*.
 
-    ``frontend`` is ``"none"`` where the ordinals are known to be the runtime's own. ``reach`` holds the keys of the
-    devices that the process can open; a board in it brings its parts.
+    ``reach`` holds the keys of the devices that the process can open; a board in it brings its parts. ``driver`` is
+    Intel's, ``"current"`` or ``"old"`` (before it sorted its devices). ``frontend`` is ``"none"`` where the ordinals
+    are known to be the runtime's own, or ``"llama.cpp"``. ``api`` is ``"hip"``, ``"hsa"`` or ``"opencl"`` for ROCm,
+    ``backend`` is ``"level_zero"``, ``"cuda"``, ``"hip"`` or ``"opencl"`` for SYCL. ``space`` is ``"enumeration"``, or
+    ``"mask_index"`` to ask what ``ZE_AFFINITY_MASK`` counts. ``probe`` is how the Vulkan devices were enumerated:
+    ``"same_env"``, ``"clean_env"`` or ``"pci_only"``. ``opencl`` is whether an OpenCL platform can show Intel's cards.
     """
 
     reach: frozenset[DeviceKey] | None = None
@@ -133,6 +167,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     probe: str | None = None
     container: bool | None = None
     multi_driver_library: bool | None = None
+    opencl: bool | None = None
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -145,11 +180,12 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """One ordinal's device and how it is known."""
+    """One ordinal's device and how it is known; ``raw_position`` is its place in the raw Vulkan enumeration."""
 
     key: DeviceKey
     evidence: Evidence
     fleet_index: int
+    raw_position: int | None = None
 
 
 class Inversion(msgspec.Struct, frozen=True):
