@@ -19,13 +19,26 @@ REFUSALS: dict[str, RefusalCode] = {
         "the vendor's backend gives no inventory now",
         "See gpu_exporter_backend_fault_info and the log for the reason; the mask is inverted as soon as it is back.",
     ),
+    "doc-conflict": RefusalCode(
+        "AMD's manual and its source disagree about GPU_DEVICE_ORDINAL, and that makes a difference",
+        "Unset GPU_DEVICE_ORDINAL for the workload, or set it and HIP_VISIBLE_DEVICES alike.",
+    ),
+    "driver-order-unknown": RefusalCode(
+        "the order in which Level Zero's drivers list these cards is not known",
+        "Set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload (and in the fleet's env) where all cards are of one "
+        "family; else let the mask leave cards of one family only.",
+    ),
     "evidence-not-accepted": RefusalCode(
         "the answer's grade of evidence is not in mapping.accept",
         "Set CUDA_DEVICE_ORDER=PCI_BUS_ID for the workload, or add the grade to mapping.accept.",
     ),
     "frontend-order": RefusalCode(
-        "a front end may number its own virtual devices over the runtime's",
-        "Unset GGML_CUDA_DEVICES for the workload, or watch its cards through a fleet of runtime host.",
+        "llama.cpp numbers devices of its own over the runtime's",
+        "Unset GGML_CUDA_DEVICES; or watch the cards through a fleet of runtime host.",
+    ),
+    "hierarchy-unknown": RefusalCode(
+        "whether Level Zero shows a card or each of its tiles as one device is not known",
+        "Set ZE_FLAT_DEVICE_HIERARCHY to COMPOSITE, FLAT or COMBINED for the workload, in capitals.",
     ),
     "integer-wrap": RefusalCode(
         "a number in the mask overflows the runtime's integer type",
@@ -34,6 +47,18 @@ REFUSALS: dict[str, RefusalCode] = {
     "inventory-incomplete": RefusalCode(
         "the host's cards were not all known when the workload's index space was fixed",
         "Bring back or wake the missing card, or name the cards by full UUID in the mask.",
+    ),
+    "kfd-order-unknown": RefusalCode(
+        "ROCm numbers the cards in the order of KFD nodes, which is not known",
+        "Let the exporter read /sys/class/kfd, or name the cards by UUID in ROCR_VISIBLE_DEVICES.",
+    ),
+    "layer-reorder": RefusalCode(
+        "a variable makes the Vulkan loader or a layer order the devices otherwise than they were enumerated",
+        "Unset that variable for the workload, or let the devices be enumerated under it.",
+    ),
+    "legacy-selector": RefusalCode(
+        "a legacy SYCL variable is set whose effect depends on the release",
+        "Select devices with ONEAPI_DEVICE_SELECTOR instead.",
     ),
     "mig-driver-unknown": RefusalCode(
         "the mask names several MIG instances and the driver branch, which decides how many are visible, is not known",
@@ -51,16 +76,40 @@ REFUSALS: dict[str, RefusalCode] = {
         "an MPS server may number the cards differently for its clients",
         _USE_UUIDS,
     ),
+    "multiple-driver-libraries": RefusalCode(
+        "several Level Zero driver libraries may be installed, and each applies the mask to its own devices",
+        "Leave one driver library installed, or let the workload open one card.",
+    ),
+    "opencl-order-unknown": RefusalCode(
+        "the cards are visible through OpenCL only, whose order is not established",
+        "Select them through Level Zero: ONEAPI_DEVICE_SELECTOR=level_zero:...",
+    ),
     "order-unknown": RefusalCode(
         "CUDA numbers unequal cards in an order that cannot be known from outside",
         "Set CUDA_DEVICE_ORDER=PCI_BUS_ID for the workload (and in the fleet's env), or name the cards by UUID.",
+    ),
+    "raw-order-unknown": RefusalCode(
+        "the raw order of the Vulkan devices can only be enumerated, and was not",
+        "Watch the workload's cards through its CUDA, ROCm or Level Zero runtime, or through a fleet of runtime host.",
     ),
     "reach-unknown": RefusalCode(
         "which cards the process can open is not known, so neither is its numbering",
         "State reach: in the fleet's settings, or name the cards by UUID in the mask.",
     ),
+    "runtime-init-fails": RefusalCode(
+        "the runtime fails to initialise on this value",
+        "Correct the mask: the workload does not start with it, or sees no device.",
+    ),
+    "selector-invalid": RefusalCode(
+        "ONEAPI_DEVICE_SELECTOR does not parse, and the program ends with an exception",
+        "Write BACKEND:DEVICE[,DEVICE...], several separated by semicolons, such as level_zero:0,2; unset it for all.",
+    ),
     "token-dialect": RefusalCode(
         "the known readings of this mask disagree",
         "Write plain decimal numbers, or UUIDs exactly as nvidia-smi -L prints them, separated by commas only.",
+    ),
+    "windows-order": RefusalCode(
+        "the numbering of devices on Windows is not modelled",
+        "Run the exporter on the host that has the cards.",
     ),
 }

@@ -25,17 +25,22 @@ from exporter.model import Context, DeviceKey, Refusal
 
 COUNTS = ("right", "wrong", "refused")
 VENDORS = {"cuda": "nvidia", "rocm": "amd", "level_zero": "intel", "sycl": "intel", "vulkan": "vulkan"}
+BACKENDS = {"cuda": "nvidia", "hip": "amd"}
+
+
+Answer = tuple[str, Any, Any]
+"""``("visible", identities, raw positions)``, or ``("refuse", code, None)``. None: not asked for."""
 
 
 class Vector(NamedTuple):
-    """One worked mask. ``accepted`` lists every right answer, ``("visible", ids)`` or ``("refuse", code)``."""
+    """One worked mask. ``accepted`` lists every right answer."""
 
     name: str
     runtime: str
     rows: list[dict[str, Any]]
     env: Mapping[str, str]
     context: Mapping[str, Any]
-    accepted: tuple[tuple[str, Any], ...]
+    accepted: tuple[Answer, ...]
     from_parser: bool
 
 
@@ -56,10 +61,10 @@ def _yaml_vectors(document: Mapping[str, Any]) -> Iterator[Vector]:
         yield Vector(item["id"], item["runtime"], rows, item["env"], item.get("context") or {}, accepted, False)
 
 
-def _answer(answer: Mapping[str, Any]) -> tuple[str, Any]:
+def _answer(answer: Mapping[str, Any]) -> Answer:
     if "refuse" in answer:
-        return "refuse", str(answer["refuse"]).split(":")[0].strip()
-    return "visible", list(answer["visible"])
+        return "refuse", str(answer["refuse"]).split(":")[0].strip(), None
+    return "visible", list(answer["visible"]), answer.get("raw")
 
 
 def _json_lines(text: str, name: str) -> Iterator[Vector]:
@@ -68,20 +73,31 @@ def _json_lines(text: str, name: str) -> Iterator[Vector]:
     for number, line in enumerate(lines[1:], start=2):
         if line.strip():
             item = json.loads(line)
-            real: tuple[str, Any] = ("throws", None) if item["real"] == "throws" else ("visible", item["real"])
             rows = inventories[item["inventory"]]
-            context = item.get("context") or {}
+            context = _NO_OPENCL | (item.get("context") or {})
+            real = _real(item["runtime"], item["real"])
             yield Vector(f"{name}:{number}", item["runtime"], rows, item["env"], context, (real,), True)
 
 
-def answer(vector: Vector) -> tuple[str, Any]:
-    """What the exporter says: ``("visible", identities)`` or ``("refuse", code)``."""
+_NO_OPENCL = {"opencl": False}  # the parsers ran over one backend's devices, without any OpenCL platform
+
+
+def _real(runtime: str, real: Any) -> Answer:
+    if real == "throws":
+        return "throws", None, None
+    return ("visible", None, real) if runtime == "vulkan" else ("visible", real, None)
+
+
+def answer(vector: Vector) -> Answer:
+    """What the exporter says."""
     rows = [msgspec.convert(row, Row) for row in vector.rows]
-    inventory, reach = from_rows(rows, VENDORS[vector.runtime])
+    vendor = BACKENDS.get(vector.context.get("backend", ""), VENDORS[vector.runtime])
+    inventory, reach = from_rows(rows, vendor)
     outcome = invert(vector.runtime, vector.env, inventory, _context(vector.context, inventory, reach))
     if isinstance(outcome, Refusal):
-        return "refuse", outcome.code
-    return "visible", [resolved.key.identity for resolved in outcome.devices]
+        return "refuse", outcome.code, None
+    identities = [resolved.key.identity for resolved in outcome.devices]
+    return "visible", identities, [resolved.raw_position for resolved in outcome.devices]
 
 
 def _context(given: Mapping[str, Any], inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Context:
@@ -102,13 +118,19 @@ def _context(given: Mapping[str, Any], inventory: Inventory, reach: frozenset[De
     return Context(reach=measured, **known)
 
 
-def verdict(vector: Vector, got: tuple[str, Any]) -> str:
+def verdict(vector: Vector, got: Answer) -> str:
     """``right``, ``wrong``, or ``refused``: the runtime's parser answered and the exporter would not."""
-    if got in vector.accepted:
+    if any(_matches(accepted, got) for accepted in vector.accepted):
         return "right"
     if vector.from_parser and vector.accepted[0][0] == "throws":
         return "right" if got[0] == "refuse" or got[1] == [] else "wrong"
     return "refused" if vector.from_parser and got[0] == "refuse" else "wrong"
+
+
+def _matches(accepted: Answer, got: Answer) -> bool:
+    return accepted[0] == got[0] and all(
+        wanted in (None, found) for wanted, found in zip(accepted[1:], got[1:], strict=True)
+    )
 
 
 def run(paths: list[Path]) -> int:

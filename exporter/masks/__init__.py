@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exporter.inventory import Inventory
-from exporter.masks import cuda, host
+from exporter.masks import cuda, host, level_zero, rocm, sycl, vulkan
 from exporter.masks.base import Runtime
 from exporter.model import Context, Inversion, Refusal
 
 __all__ = ["DEFAULT_RUNTIMES", "RUNTIMES", "Runtime", "invert"]
 
-RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (cuda.RUNTIME, host.RUNTIME)}
+_ALL = (cuda.RUNTIME, rocm.RUNTIME, level_zero.RUNTIME, sycl.RUNTIME, vulkan.RUNTIME, host.RUNTIME)
+
+RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in _ALL}
 
 DEFAULT_RUNTIMES: tuple[str, ...] = tuple(name for name, runtime in RUNTIMES.items() if runtime.default)
 

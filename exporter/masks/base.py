@@ -1,4 +1,4 @@
-"""What a runtime is to the registry. No parsing here: no two runtimes read their masks alike."""
+"""What a runtime is to the registry, and how it refuses. No parsing here: no two runtimes read their masks alike."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Runtime(NamedTuple):
     ``vendors`` are those whose devices it numbers (empty: every vendor's). ``masks`` are the variables that choose or
     order devices; ``variables`` are all that its inversion reads. ``default`` runtimes serve a fleet that names none.
     ``moving`` runtimes follow the inventory of each cycle; the others are bound once, when the settings are loaded.
+    A ``joint`` runtime numbers the devices of all vendors in one list.
     """
 
     name: str
@@ -26,3 +27,12 @@ class Runtime(NamedTuple):
     default: bool
     moving: bool
     invert: Invert
+    joint: bool = False
+
+
+class RefusedError(Exception):
+    """The mask is refused with this code; caught where the inversion ends."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(code)

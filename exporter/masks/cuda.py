@@ -5,21 +5,18 @@ A mask of UUIDs needs no order. A mask of numbers, or none, counts the reachable
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from exporter.inventory import Inventory
-from exporter.masks.base import Runtime
-from exporter.masks.cuda_readings import MASK, Host, RefusedError, Target, targets
+from exporter.masks import front_end
+from exporter.masks.base import RefusedError, Runtime
+from exporter.masks.cuda_readings import MASK, Host, Target, targets
 from exporter.model import Context, Device, DeviceKey, Evidence, Inversion, Layer, Refusal, Resolved
 
-ORDER, MPS, VIRTUAL = "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "GGML_CUDA_DEVICES"
-
-_COUNT = re.compile(r"[ \t\n\v\f\r]*\+?([0-9]{1,9})")
+ORDER, MPS = "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"
 
 _MANY_INSTANCES_SINCE_BRANCH = 570
 _MOST_INSTANCES = 64
-_MOST_VIRTUAL_DEVICES = 16
 _MEMORY_TOLERANCE = 0.05
 
 
@@ -44,7 +41,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
         layer = Layer(MASK, mask, len(chosen), stopped)
         evidence = _evidence(env, host, chosen)
         devices = _instances([_device(target, host) for target in chosen], host, context.driver_branch)
-        keys = _virtual(env.get(VIRTUAL), [device.key for device in devices], context.frontend)
+        keys = front_end.virtual(env, [device.key for device in devices], context.frontend)
     except RefusedError as refusal:
         return Refusal(refusal.code, refusal.detail, (layer,))
     return Inversion(tuple(Resolved(key, evidence, index) for index, key in enumerate(keys)), (layer,))
@@ -117,23 +114,11 @@ def _stand_in(device: Device, host: Host) -> Device:
     raise RefusedError("mig-multiplicity", f"{device.uuid} is in MIG mode with {len(instances)} instances")
 
 
-def _virtual(text: str | None, keys: list[DeviceKey], frontend: str | None) -> list[DeviceKey]:
-    """llama.cpp's virtual devices, ordinal i on card i mod n; elsewhere the variable means nothing."""
-    match = None if text is None else _COUNT.match(text)
-    if not keys or match is None or int(match[1]) == 0 or frontend not in (None, "llama.cpp"):
-        return keys
-    wanted = min(int(match[1]), _MOST_VIRTUAL_DEVICES)
-    virtual = [keys[index % len(keys)] for index in range(wanted)]
-    if frontend is None and virtual != keys:
-        raise RefusedError("frontend-order", f"{VIRTUAL}={text}: llama.cpp would number {wanted} virtual devices")
-    return virtual
-
-
 RUNTIME = Runtime(
     name="cuda",
     vendors=("nvidia", "simulated"),
     masks=(MASK, ORDER),
-    variables=(MASK, ORDER, MPS, VIRTUAL),
+    variables=(MASK, ORDER, MPS, front_end.VIRTUAL),
     default=True,
     moving=False,
     invert=invert,

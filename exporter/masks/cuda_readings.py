@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
+from exporter.masks.base import RefusedError
 from exporter.model import Device, DeviceKey
 
 MASK = "CUDA_VISIBLE_DEVICES"
@@ -26,14 +27,6 @@ Entry = TypeVar("Entry", int, str)
 
 Target = int | DeviceKey
 """What an entry names: a position in the base order, or an identity."""
-
-
-class RefusedError(Exception):
-    """The mask is refused with this code; caught where the inversion ends."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        self.code, self.detail = code, detail
-        super().__init__(code)
 
 
 class _Unreadable(Exception):

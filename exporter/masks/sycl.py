@@ -1,0 +1,232 @@
+"""SYCL: ``ONEAPI_DEVICE_SELECTOR`` over the devices that the backend's own masks leave.
+
+The selector filters and never reorders: devices stand as the backend enumerates them, tiles in the order of the terms
+that ask for them. Read as libsycl does, which decides in a SYCL program; ``urDeviceGetSelected`` of Unified Runtime
+refuses more. Source: intel/llvm, ``device_filter.cpp`` and ``platform_impl.cpp``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from exporter.inventory import Inventory
+from exporter.masks import cuda, level_zero, rocm
+from exporter.masks.affinity_mask import Visible
+from exporter.masks.base import RefusedError, Runtime
+from exporter.model import Context, DeviceKey, Evidence, Inversion, Layer, Refusal, Resolved
+
+SELECTOR = "ONEAPI_DEVICE_SELECTOR"
+_LEGACY = ("SYCL_DEVICE_FILTER", "SYCL_DEVICE_ALLOWLIST", "SYCL_CONFIG_FILE_NAME")
+_LLAMA_CPP = "GGML_SYCL_"
+
+_BACKENDS = ("level_zero", "opencl", "cuda", "hip", "native_cpu", "offload")
+_KINDS = ("cpu", "gpu", "fpga", "host")
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
+
+# libsycl sorts the terms, and its sort keeps equal ones in order only up to this many.
+_SORTED_STABLY = 16
+
+_Number = int | Literal["*"]
+
+
+class _Target(NamedTuple):
+    """One device of a term: its backend (``*`` for all), a kind or a path of numbers and wildcards."""
+
+    discards: bool
+    backend: str
+    kind: str
+    path: tuple[_Number, ...]
+
+    def matches(self, backend: str, number: int) -> bool:
+        """The target means the GPU of that number, or a part of it."""
+        if self.backend not in ("*", backend):
+            return False
+        return self.kind == "gpu" if self.kind else self.path[0] in ("*", number)
+
+
+_ANYTHING = _Target(False, "*", "", ("*",))
+
+
+class _Device(NamedTuple):
+    """A device of the backend, with the keys of the tiles that it can be split into."""
+
+    key: DeviceKey
+    evidence: Evidence
+    parts: tuple[DeviceKey, ...]
+
+
+def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
+    """The devices that a SYCL process with this environment numbers 0..n-1 under one backend, Level Zero if unknown."""
+    layers: list[Layer] = []
+    try:
+        chosen = list(_chosen(env, inventory, context, layers))
+    except RefusedError as refusal:
+        return Refusal(refusal.code, refusal.detail, tuple(layers))
+    resolved = (Resolved(device.key, device.evidence, index) for index, device in enumerate(chosen))
+    return Inversion(tuple(resolved), tuple(layers))
+
+
+def _chosen(env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]) -> Sequence[_Device]:
+    legacy = next((name for name in _LEGACY if name in env), None)
+    if legacy:
+        raise RefusedError("legacy-selector", f"{legacy} is set, whose effect depends on the release")
+    text, backend = env.get(SELECTOR), context.backend or "level_zero"
+    targets = [_ANYTHING] if text is None else _targets(text)
+    accepted = any(not target.discards and target.backend in ("*", backend) for target in targets)
+    devices = _devices(backend, env, inventory, context, layers) if accepted else []
+    chosen = _selected(targets, backend, devices)
+    layers.append(Layer(SELECTOR, text, len(chosen)))
+    if not chosen and context.opencl is not False:
+        _check_opencl(targets, backend, env, inventory, context)
+    front_end = context.frontend or ("llama.cpp" if any(name.startswith(_LLAMA_CPP) for name in env) else None)
+    if len(chosen) > 1 and front_end == "llama.cpp":
+        raise RefusedError("frontend-order", "llama.cpp sorts its SYCL devices, and equal ones have no order")
+    return chosen
+
+
+def _devices(
+    backend: str, env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]
+) -> Sequence[_Device]:
+    """What the backend enumerates, which its own masks have narrowed already."""
+    if backend == "level_zero":
+        return [_of_level_zero(device) for device in level_zero.visible(env, inventory, context, layers)]
+    if backend not in ("cuda", "hip"):
+        raise RefusedError("opencl-order-unknown", f"the order of the devices of {backend} is not established")
+    outcome = (cuda if backend == "cuda" else rocm).invert(env, inventory, context)
+    layers += outcome.layers
+    if isinstance(outcome, Refusal):
+        raise RefusedError(outcome.code, outcome.detail)
+    return [_Device(device.key, device.evidence, ()) for device in outcome.devices]
+
+
+def _of_level_zero(device: Visible) -> _Device:
+    tiles = (Visible(device.card, (tile,), False).key for tile in device.tiles)
+    return _Device(device.key, "proven", tuple(tiles) if device.parts else ())
+
+
+# --- the selector
+
+
+def _targets(text: str) -> list[_Target]:
+    """The selector parsed; where it only discards, everything else is accepted. Raises :class:`RefusedError`."""
+    if not text:
+        raise RefusedError(
+            "selector-invalid", f"{SELECTOR} is set but empty: older releases select nothing, newer throw"
+        )
+    targets: list[_Target] = []
+    for term in filter(None, text.translate(_LOWER).split(";")):
+        backend, colon, devices = term.partition(":")
+        if not colon or not backend or not devices or ":" in devices:
+            raise _invalid(term, "expected BACKEND:DEVICE[,DEVICE...]")
+        discards = backend.startswith("!")
+        name = backend.removeprefix("!")
+        if name not in ("*", *_BACKENDS):
+            raise _invalid(term, f"expected a backend of *, {', '.join(_BACKENDS)}")
+        found = [_target(discards, name, device, term) for device in devices.split(",") if device]
+        if found and not discards and targets and targets[-1].discards:
+            raise _invalid(term, "terms that accept must stand before those that discard")
+        targets += found
+    if targets and all(target.discards for target in targets):
+        targets.append(_ANYTHING)
+    return targets
+
+
+def _invalid(term: str, why: str) -> RefusedError:
+    return RefusedError("selector-invalid", f"{SELECTOR}: `{term}`: {why}")
+
+
+def _target(discards: bool, backend: str, device: str, term: str) -> _Target:
+    """A kind such as ``gpu``, or a path: a number or ``*``, then perhaps two more. A number may not follow a ``*``."""
+    parts = device.split(".")
+    if len(parts) > 3 or not all(parts) or (parts[0] in _KINDS and len(parts) > 1):
+        raise _invalid(term, f"`{device}` is not a device, or more than three numbers")
+    if parts[0] in _KINDS:
+        return _Target(discards, backend, parts[0], ())
+    path: list[_Number] = ["*" if parts[0] == "*" else _number(parts[0], term)]
+    for part in parts[1:]:
+        path.append("*" if part[0] == "*" else _number(part, term))
+        if path[-2] == "*" and path[-1] != "*":
+            raise _invalid(term, f"`{device}` has a number behind a *")
+    return _Target(discards, backend, "", tuple(path))
+
+
+def _number(part: str, term: str) -> int:
+    """As C++'s stoi: what follows the digits does not matter."""
+    match = _NUMBER.match(part)
+    if match is None or len(match[1].lstrip("+-").lstrip("0")) > 10 or not -(1 << 31) <= int(match[1]) < 1 << 31:
+        raise _invalid(term, f"`{part}` is not a number")
+    return int(match[1])
+
+
+# --- what it selects
+
+
+def _selected(targets: Sequence[_Target], backend: str, devices: Sequence[_Device]) -> list[_Device]:
+    """A term that discards wins, and takes the whole card. A card is there once, a tile as often as it is asked for."""
+    found: list[_Device] = []
+    for number, device in enumerate(devices):
+        meant = [target for target in targets if target.matches(backend, number)]
+        if not any(target.discards for target in meant):
+            found += _parts(meant, device, len(targets))
+    return found
+
+
+def _parts(meant: Sequence[_Target], device: _Device, count: int) -> Iterator[_Device]:
+    tiles = [part for target in meant for part in _tiles_of(target, device)]
+    if count > _SORTED_STABLY and len(set(tiles)) > 1 and len(meant) > 1:
+        raise RefusedError(
+            "token-dialect", f"{SELECTOR}: the order of tiles among more than {_SORTED_STABLY} terms is open"
+        )
+    whole = False
+    for target in meant:
+        if len(target.path) < 2 and not whole:
+            whole = True
+            yield device
+        for part in _tiles_of(target, device):
+            yield _Device(part, device.evidence, ())
+
+
+def _tiles_of(target: _Target, device: _Device) -> Sequence[DeviceKey]:
+    """The tiles that the target asks of the device; a tile has no parts of its own."""
+    if len(target.path) != 2:
+        return ()
+    tile = target.path[1]
+    if tile == "*":
+        return device.parts
+    return device.parts[tile : tile + 1] if tile >= 0 else ()
+
+
+def _check_opencl(
+    targets: Sequence[_Target], backend: str, env: Mapping[str, str], inventory: Inventory, context: Context
+) -> None:
+    """Raises where a term may show cards through OpenCL, which reads Level Zero's mask as well."""
+    if backend != "level_zero" or not any(
+        _shows_by_opencl(targets, number) for number in range(len(inventory.boards()))
+    ):
+        return
+    try:
+        if not level_zero.visible(env, inventory, context, []):
+            return
+    except RefusedError:
+        pass  # so it is not known that the mask leaves none
+    raise RefusedError("opencl-order-unknown", "the cards are visible through OpenCL only, whose order is not known")
+
+
+def _shows_by_opencl(targets: Sequence[_Target], number: int) -> bool:
+    meant = [target for target in targets if target.matches("opencl", number)]
+    named = any(target.backend == "opencl" and len(target.path) < 2 for target in meant)
+    return named and not any(target.discards for target in meant)
+
+
+RUNTIME = Runtime(
+    name="sycl",
+    vendors=("intel",),
+    masks=(SELECTOR, *level_zero.RUNTIME.masks),
+    variables=(SELECTOR, *_LEGACY, *level_zero.RUNTIME.variables),
+    default=False,
+    moving=False,
+    invert=invert,
+)

@@ -1,0 +1,164 @@
+"""Vulkan as ggml numbers it: ``GGML_VK_VISIBLE_DEVICES`` over the raw ``vkEnumeratePhysicalDevices``.
+
+The raw order is made by the loader and its layers, and is not the PCI order: only an enumeration tells it. The masks of
+CUDA, HIP and Level Zero do nothing here. Source: llama.cpp's ``ggml-vulkan.cpp``, the Vulkan loader's
+``loader_linux.c``, Mesa's device-select layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from exporter.inventory import Inventory
+from exporter.masks.base import RefusedError, Runtime
+from exporter.model import Context, DeviceKey, Inversion, Layer, Refusal, Resolved, VulkanDevice
+
+MASK = "GGML_VK_VISIBLE_DEVICES"
+REORDERING = (
+    *("VK_LOADER_DEVICE_SELECT", "VK_LOADER_DISABLE_SELECT", "MESA_VK_DEVICE_SELECT", "DRI_PRIME"),
+    *("MESA_VK_DEVICE_SELECT_FORCE_DEFAULT_DEVICE", "NODEVICE_SELECT", "DISPLAY", "WAYLAND_DISPLAY"),
+    *("VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES", "VK_ICD_FILENAMES"),
+    *("VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE", "VK_LOADER_LAYERS_ENABLE", "VK_LOADER_LAYERS_DISABLE"),
+    *("VK_LOADER_DEVICE_ID_FILTER", "VK_LOADER_VENDOR_ID_FILTER", "VK_LOADER_DRIVER_ID_FILTER", "VK_INSTANCE_LAYERS"),
+)
+"""Variables by which the loader or a layer reorders or shortens the raw list."""
+
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
+_PAST_64_BITS = 1 << 64
+# More raw devices than any host has: a number from here on is past the end without knowing how many there are.
+_MOST_RAW_DEVICES = 1024
+
+# The drivers that ggml knows for a vendor's cards, the preferred one first.
+_DRIVERS = {
+    "amd": ("radv", "amdvlk", "amdgpu_pro"),
+    "intel": ("anv", "intel_windows"),
+    "nvidia": ("nvidia", "nvk"),
+    "qualcomm": ("qualcomm", "turnip"),
+}
+_DOZEN_RANK, _UNKNOWN_RANK = 100, 1000
+
+
+def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
+    """The devices that a ggml process with this environment numbers 0..n-1, in one list over all vendors."""
+    mask = env.get(MASK)
+    numbers, stopped = (None, "") if mask is None else _numbers(mask)
+    layer = Layer(MASK, mask, 0, stopped)
+    try:
+        if numbers is not None and (not numbers or max(numbers) >= _MOST_RAW_DEVICES):
+            return Inversion((), (_lost(layer, numbers),))
+        raw = _enumeration(env, inventory, context)
+        if numbers is None:
+            chosen = list(_by_default(raw))
+        elif max(numbers) >= len(raw):
+            return Inversion((), (_lost(layer, numbers),))
+        else:
+            chosen = [raw[number] for number in numbers]
+    except RefusedError as refusal:
+        return Refusal(refusal.code, refusal.detail, (layer,))
+    resolved = (
+        Resolved(_key(entry, inventory), "proven", index, entry.raw_position) for index, entry in enumerate(chosen)
+    )
+    return Inversion(tuple(resolved), (Layer(MASK, mask, len(chosen), stopped),))
+
+
+def _lost(layer: Layer, numbers: Sequence[int]) -> Layer:
+    if not numbers:
+        return layer
+    return Layer(MASK, layer.text, 0, f"there is no device {max(numbers)}: ggml loses the whole Vulkan backend")
+
+
+def _numbers(mask: str) -> tuple[list[int], str]:
+    """What C++ reads as unsigned 64-bit numbers, one after the other, with commas as blanks; a sign wraps."""
+    text, place = mask.replace(",", " "), 0
+    numbers: list[int] = []
+    while match := _NUMBER.match(text, place):
+        digits = match[2].lstrip("0") or "0"
+        if len(digits) > 20 or int(digits) >= _PAST_64_BITS:
+            return numbers, f"`{mask[match.start() : match.end()].strip()}` is past 64 bits: reading stops"
+        numbers.append((-int(digits) if match[1] == "-" else int(digits)) % _PAST_64_BITS)
+        place = match.end()
+    rest = text[place:].strip()
+    return numbers, f"`{rest}` is not a number: reading stops" if rest else ""
+
+
+def _enumeration(env: Mapping[str, str], inventory: Inventory, context: Context) -> Sequence[VulkanDevice]:
+    """The raw list as the process sees it. Raises :class:`RefusedError` where that cannot be known."""
+    if not inventory.whole:
+        raise RefusedError("inventory-incomplete", "a card of this host could not be identified")
+    if context.reach is None:
+        raise RefusedError("reach-unknown", "which cards the process can open is not known")
+    set_here = next((name for name in REORDERING if name in env), None)
+    if inventory.vulkan is None or context.probe not in ("same_env", "clean_env"):
+        return _of_one_card(inventory, context.reach, set_here)
+    if context.probe == "clean_env" and set_here:
+        raise RefusedError("layer-reorder", f"{set_here} is set, and was not where the devices were enumerated")
+    return [entry for entry in inventory.vulkan if _is_reachable(entry, inventory, context.reach)]
+
+
+def _is_reachable(entry: VulkanDevice, inventory: Inventory, reach: frozenset[DeviceKey]) -> bool:
+    key = _key(entry, inventory)
+    return not entry.pci_bus_id or key in reach or inventory.find(key) is None
+
+
+def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None) -> Sequence[VulkanDevice]:
+    """Without an enumeration, the one card that there is."""
+    cards = [card for card in inventory.boards() if card.key in reach]
+    if len(cards) != 1 or set_here or not cards[0].pci_bus_id:
+        found = f"{set_here} is set" if set_here else f"there are {len(cards)} cards"
+        raise RefusedError("raw-order-unknown", f"the Vulkan devices were not enumerated, and {found}")
+    vendor = cards[0].key.vendor
+    return [VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=vendor, pci_bus_id=cards[0].pci_bus_id)]
+
+
+def _key(entry: VulkanDevice, inventory: Inventory) -> DeviceKey:
+    """The card at the entry's address; software has none, and a key that no card has."""
+    if not entry.pci_bus_id:
+        return DeviceKey("vulkan", f"raw:{entry.raw_position}")
+    card = next((card for card in inventory.boards() if card.pci_bus_id == entry.pci_bus_id), None)
+    return DeviceKey(entry.vendor, entry.pci_bus_id) if card is None else card.key
+
+
+def _by_default(raw: Sequence[VulkanDevice]) -> Iterator[VulkanDevice]:
+    """Without a mask: every GPU once, by the preferred of its drivers, which stands at the end if it replaced one."""
+    kept: list[VulkanDevice] = []
+    for entry in raw:
+        if entry.kind not in ("discrete", "integrated") or not entry.fp16_storage:
+            continue
+        twin = next((other for other in kept if _is_same(other, entry)), None)
+        if twin is None:
+            kept.append(entry)
+        elif _rank(entry) < _rank(twin):
+            kept.remove(twin)
+            kept.append(entry)
+    yield from kept or [entry for entry in raw if entry.kind != "cpu"][:1]
+
+
+def _is_same(first: VulkanDevice, second: VulkanDevice) -> bool:
+    """One GPU behind two drivers, by its UUID; two of MoltenVK are never taken for one."""
+    if first.driver == second.driver == "moltenvk":
+        return False
+    if not first.uuid or not second.uuid:
+        if first.pci_bus_id == second.pci_bus_id:
+            raise RefusedError("raw-order-unknown", "whether two Vulkan devices are one GPU is not known")
+        return False
+    return first.uuid == second.uuid
+
+
+def _rank(entry: VulkanDevice) -> int:
+    if entry.driver == "dozen":
+        return _DOZEN_RANK
+    drivers = _DRIVERS.get(entry.vendor, ())
+    return drivers.index(entry.driver) if entry.driver in drivers else _UNKNOWN_RANK
+
+
+RUNTIME = Runtime(
+    name="vulkan",
+    vendors=(),
+    masks=(MASK,),
+    variables=(MASK, *REORDERING),
+    default=False,
+    moving=False,
+    invert=invert,
+    joint=True,
+)
