@@ -25,7 +25,7 @@ from exporter.model import (
 
 Outcome = Inversion | Refusal
 BindingKey = tuple[str, str, str]
-"""Fleet name, runtime, vendor."""
+"""Fleet name, runtime, vendor (or several, joined by ``+``)."""
 Bound = Mapping[BindingKey, Outcome]
 
 
@@ -35,11 +35,12 @@ def bind(
     """One mapping for each fleet and runtime, and what is bound from now on."""
     kept = dict(bound)
     by_vendor = {outcome.vendor: outcome for outcome in outcomes}
+    everyone = Inventory(tuple(device for outcome in outcomes if outcome.sample for device in outcome.sample.devices))
     mappings = []
     for fleet in fleets:
         for runtime in _runtimes(fleet, by_vendor):
-            vendors = _vendors(fleet, runtime, by_vendor)
-            found = [_outcome(fleet, runtime, by_vendor[vendor], kept) for vendor in vendors]
+            groups = _groups(fleet, runtime, by_vendor)
+            found = [_outcome(fleet, runtime, group, everyone, kept) for group in groups]
             mappings.append(FleetMapping(fleet.name, runtime, _accepted(_united(found), accept)))
     return tuple(mappings), kept
 
@@ -59,48 +60,80 @@ def _vendors(fleet: Fleet, runtime: str, present: Collection[str]) -> list[str]:
     ]
 
 
-def _outcome(fleet: Fleet, runtime: str, vendor: VendorOutcome, kept: dict[BindingKey, Outcome]) -> Outcome:
-    """What is bound already, else a new inversion; while the backend is down its mask counts as refused."""
-    if vendor.sample is None:
-        reason = vendor.fault.reason if vendor.fault else "no answer"
-        return Refusal("backend-down", f"the {vendor.vendor} backend is down: {reason}")
-    place = (fleet.name, runtime, vendor.vendor)
+def _groups(fleet: Fleet, runtime: str, by_vendor: Mapping[str, VendorOutcome]) -> Sequence[tuple[VendorOutcome, ...]]:
+    """What is inverted together: one vendor's outcome, or all of them in a joint runtime."""
+    found = tuple(by_vendor[vendor] for vendor in _vendors(fleet, runtime, by_vendor))
+    return [found] if found and RUNTIMES[runtime].joint else [(outcome,) for outcome in found]
+
+
+def _outcome(
+    fleet: Fleet,
+    runtime: str,
+    group: Sequence[VendorOutcome],
+    everyone: Inventory,
+    kept: dict[BindingKey, Outcome],
+) -> Outcome:
+    """What is bound already, else a new inversion; while a backend is down its mask counts as refused."""
+    samples = [outcome.sample for outcome in group if outcome.sample is not None]
+    if len(samples) < len(group):
+        down = next(outcome for outcome in group if outcome.sample is None)
+        reason = down.fault.reason if down.fault else "no answer"
+        return Refusal("backend-down", f"the {down.vendor} backend is down: {reason}")
+    place = (fleet.name, runtime, "+".join(sorted(outcome.vendor for outcome in group)))
     if place in kept:
         return kept[place]
-    outcome = invert_fleet(fleet, runtime, vendor.sample)
-    if not RUNTIMES[runtime].moving and _settled(outcome, vendor.sample):
+    outcome = invert_fleet(fleet, runtime, samples, everyone)
+    if not RUNTIMES[runtime].moving and _settled(outcome, samples):
         kept[place] = outcome
     return outcome
 
 
-def _settled(outcome: Outcome, sample: VendorSample) -> bool:
+def _settled(outcome: Outcome, samples: Sequence[VendorSample]) -> bool:
     """Whether the answer holds from now on: it names no mere placeholder of a sleeping card, which has no index yet;
     and a refusal, not while any card is one, or is missing.
     """
-    unknown = {device.key for device in sample.devices if device.physical_index is None}
+    unknown = {device.key for sample in samples for device in sample.devices if device.physical_index is None}
     if isinstance(outcome, Inversion):
         return not any(resolved.key in unknown for resolved in outcome.devices)
-    return sample.whole and not unknown
+    return all(sample.whole for sample in samples) and not unknown
 
 
-def invert_fleet(fleet: Fleet, runtime: str, sample: VendorSample) -> Outcome:
-    """The fleet's masks undone over the devices of one vendor's sample."""
-    inventory = Inventory(sample.devices, sample.whole)
-    reach = _reach(fleet, inventory)
+def invert_fleet(fleet: Fleet, runtime: str, samples: Sequence[VendorSample], everyone: Inventory) -> Outcome:
+    """The fleet's masks undone over the devices of one vendor's sample, or of several in a joint runtime.
+
+    A reach may name other vendors' cards too: ``everyone`` has all that are known.
+    """
+    devices = tuple(device for sample in samples for device in sample.devices)
+    inventory = Inventory(devices, all(sample.whole for sample in samples))
+    reach = _reach(fleet, inventory, everyone)
     if isinstance(reach, Refusal):
         return reach
-    context = Context(reach=reach, driver_branch=driver_branch(sample.driver_version), os="linux", container=None)
-    return invert(runtime, fleet.env, inventory, context)
+    versions = {sample.vendor: sample.driver_version for sample in samples}
+    return invert(runtime, fleet.env, inventory, context_of(reach, versions))
 
 
-def _reach(fleet: Fleet, inventory: Inventory) -> frozenset[DeviceKey] | Refusal:
+def context_of(reach: frozenset[DeviceKey], driver_versions: Mapping[str, str]) -> Context:
+    """What is known of a workload beside its environment: a fleet of runtime rocm is a HIP program, one of runtime sycl
+    counts Level Zero's devices, and its indices are what the runtime enumerates. The rest is not known.
+    """
+    return Context(
+        reach=reach,
+        driver_branch=driver_branch(driver_versions.get("nvidia", driver_versions.get("simulated", ""))),
+        os="linux",
+        api="hip",
+        backend="level_zero",
+        space="enumeration",
+    )
+
+
+def _reach(fleet: Fleet, inventory: Inventory, everyone: Inventory) -> frozenset[DeviceKey] | Refusal:
     if fleet.reach is None:
         return frozenset(device.key for device in inventory.devices)
     found = {text: inventory.named(text) for text in fleet.reach}
-    missing = [text for text, device in found.items() if device is None]
+    missing = [text for text, devices in found.items() if not devices and not everyone.named(text)]
     if missing:
         return Refusal("reach-unknown", f"reach names {', '.join(missing)}, which this host does not have")
-    return frozenset(device.key for device in found.values() if device is not None)
+    return frozenset(device.key for devices in found.values() for device in devices)
 
 
 def driver_branch(version: str) -> int | None:

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from exporter import __version__, logs, masks, reports
-from exporter.binding import driver_branch
+from exporter.binding import context_of
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
@@ -90,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(masks.RUNTIMES)}, with --env")
     explain.add_argument("--env", metavar="NAME=VALUE", nargs="+", action="extend", help="the workload's environment")
     explain.add_argument("--driver-version", metavar="VERSION", default="", help="of the saved inventory's host")
+    explain.add_argument(
+        "--known", metavar="FACT=VALUE", nargs="+", action="extend", help="of the workload: see docs/masks.md"
+    )
     for command in (serve, once, inventory, explain):
         _common(command, **behind)
     check = commands.add_parser("check-config", help="check a settings file and exit")
@@ -260,26 +263,50 @@ def _explain_environment(options: argparse.Namespace) -> int:
     """An environment given on the command line, over a saved inventory or this host's devices."""
     runtime, env = _runtime(options.runtime), dict(map(_assignment, options.env or []))
     vendors = masks.RUNTIMES[runtime].vendors
-    reach = None
+    reach, versions = None, dict.fromkeys(vendors, options.driver_version)
     if options.inventory:
         inventory, reach = from_rows(read_rows(options.inventory), (*vendors, "nvidia")[0])
-        version = options.driver_version
     else:
         snapshot = _snapshot(options)
         _print_troubles(snapshot)
         if not any(device.key.vendor in vendors for device in snapshot.devices) and vendors:
             raise CouldNot(f"no device of the runtime {runtime} was found on this host")
         inventory = Inventory(snapshot.devices, whole=not snapshot.incomplete)
-        version = next((text for vendor, text in snapshot.driver_versions.items() if vendor in vendors), "")
+        versions = dict(snapshot.driver_versions)
     if vendors:
         chosen = tuple(device for device in inventory.devices if device.key.vendor in vendors)
         inventory = Inventory(chosen, inventory.whole)
     if reach is None:
         reach = frozenset(device.key for device in inventory.devices)
-    context = Context(reach=reach, driver_branch=driver_branch(version), os="linux")
+    context = _with_facts(context_of(reach, versions), options.known or [])
     outcome: Inversion | Refusal = masks.invert(runtime, env, inventory, context)
     sys.stdout.write(reports.explain(options.fleet or "command line", runtime, outcome, inventory))
     return int(isinstance(outcome, Refusal))
+
+
+_FACTS: dict[str, dict[str, str | bool]] = {
+    "api": {"hip": "hip", "hsa": "hsa", "opencl": "opencl"},
+    "backend": {"level_zero": "level_zero", "opencl": "opencl"},
+    "driver": {"current": "current", "old": "old"},
+    "frontend": {"none": "none", "llama.cpp": "llama.cpp"},
+    "multi_driver_library": {"yes": True, "no": False},
+    "opencl": {"yes": True, "no": False},
+    "probe": {"same_env": "same_env", "clean_env": "clean_env"},
+    "space": {"enumeration": "enumeration", "mask_index": "mask_index"},
+}
+"""What ``--known`` may say of the workload: a fact's name, and its values."""
+
+
+def _with_facts(context: Context, facts: Sequence[str]) -> Context:
+    known: dict[str, str | bool] = {}
+    for fact in facts:
+        name, _, value = fact.partition("=")
+        if name not in _FACTS:
+            raise InputError(f"--known: found fact '{name}', expected one of {', '.join(_FACTS)}")
+        if value not in _FACTS[name]:
+            raise InputError(f"--known: {name}: found '{value}', expected one of {', '.join(_FACTS[name])}")
+        known[name] = _FACTS[name][value]
+    return msgspec.structs.replace(context, **known)
 
 
 def _runtime(name: str | None) -> str:

@@ -133,8 +133,8 @@ def test_a_host_without_a_gpu_is_1() -> None:
     ("arguments", "complaint"),
     [
         (["explain", "nobody", "--config.file", "{chat}"], "found fleet 'nobody', expected one of chat"),
-        (["explain", "--runtime", "opengl"], "--runtime: found 'opengl', expected one of cuda, host"),
-        (["explain", "--env", "A=1"], "--runtime: found none, expected one of cuda, host"),
+        (["explain", "--runtime", "opengl"], "--runtime: found 'opengl', expected one of cuda, rocm,"),
+        (["explain", "--env", "A=1"], "--runtime: found none, expected one of cuda, rocm,"),
         (["explain", "--runtime", "cuda", "--env", "A"], "--env: found 'A', expected NAME=VALUE"),
         (["explain", "--runtime", "cuda", "--inventory", "/nonexistent"], "/nonexistent: cannot be read"),
         (["--web.listen-address", "nowhere"], "--web.listen-address: found 'nowhere', expected"),
