@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from exporter.inventory import Inventory, Row, from_rows
-from exporter.masks import invert
+from exporter.masks import RUNTIMES, invert
 from exporter.model import Context, DeviceKey, Inversion, Refusal
 from tests.strategies import GIB
 
@@ -20,18 +20,22 @@ CASES = {case["id"]: case for case in DOCUMENT["cases"]}
 
 def host(name: str) -> tuple[Inventory, dict[str, DeviceKey]]:
     """The inventory of that name, and its devices' keys by their short names."""
-    rows, names = [], {}
-    for entry in DOCUMENT["inventories"][name]:
-        mig = [_bytes(part) for part in entry.get("mig", [])]
-        rows.append(msgspec.convert(_bytes({**entry, "mig": mig}), Row))
-        names[entry["key"]] = DeviceKey("nvidia", entry["uuid"])
-        names |= {f"{entry['key']}.m{part['index']}": DeviceKey("nvidia", part["uuid"]) for part in mig}
-    return from_rows(rows, "nvidia")[0], names
+    entries = DOCUMENT["inventories"][name]
+    names: dict[str, DeviceKey] = {}
+    for entry in entries:
+        alone = from_rows([_row(entry)], "nvidia")[0].devices
+        named = (entry["key"], *(f"{entry['key']}.m{part['index']}" for part in entry.get("mig", [])))
+        names |= dict(zip(named, (device.key for device in alone), strict=False))
+    return from_rows([_row(entry) for entry in entries], "nvidia")[0], names
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    return msgspec.convert(_bytes({**entry, "mig": [_bytes(part) for part in entry.get("mig", [])]}), Row)
 
 
 def _bytes(entry: dict[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in entry.items() if key not in ("gib", "key")}
-    return rest | {"memory_total_bytes": entry["gib"] * GIB}
+    return rest | ({"memory_total_bytes": entry["gib"] * GIB} if "gib" in entry else {})
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -39,11 +43,11 @@ def test_field_case(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     """Every environment of the case has the answer that the case calls right, with its grade of evidence."""
     for name, text in case.get("exporter_env", {}).items():
         monkeypatch.setenv(name, text)
-    inventory, names = host(case["inventory"])
+    everything, names = host(case["inventory"])
     for row in case["rows"]:
-        reach = row.get("reach", [])
-        keys = None if reach is None else frozenset(names[key] for key in reach or names)
-        outcome = invert("cuda", row["env"], inventory, Context(reach=keys, frontend="none"))
+        runtime = row.get("runtime", case.get("runtime", "cuda"))
+        inventory, context = of_runtime(runtime, everything), context_of(case, row, names)
+        outcome = invert(runtime, row["env"], inventory, context)
         if "refuse" in row:
             assert isinstance(outcome, Refusal), row
             assert outcome.code == row["refuse"]
@@ -51,6 +55,21 @@ def test_field_case(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
             assert isinstance(outcome, Inversion), row
             assert [device.key for device in outcome.devices] == [names[key] for key in row["visible"]], row
             assert {device.evidence for device in outcome.devices} == ({row["evidence"]} if row["visible"] else set())
+
+
+def of_runtime(runtime: str, inventory: Inventory) -> Inventory:
+    """The devices that the runtime numbers."""
+    vendors = RUNTIMES[runtime].vendors
+    devices = tuple(device for device in inventory.devices if not vendors or device.key.vendor in vendors)
+    return Inventory(devices, vulkan=inventory.vulkan)
+
+
+def context_of(case: dict[str, Any], row: dict[str, Any], names: dict[str, DeviceKey]) -> Context:
+    """What the case knows of the workload: a program of the runtime's own, and its facts."""
+    reach = row.get("reach", [])
+    keys = None if reach is None else frozenset(names[key] for key in reach or names)
+    facts = case.get("known", {}) | row.get("known", {})
+    return Context(reach=keys, frontend="none", api="hip", **facts)
 
 
 def test_an_instance_has_its_own_memory() -> None:
