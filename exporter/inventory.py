@@ -49,8 +49,8 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         address, _, part = key.identity.partition("/")
         if not _is_address(address) or (part and not _TILES.fullmatch(part)):
             return None
-        for card in self.boards():
-            if (card.key.vendor, card.pci_bus_id) == (key.vendor, address):
+        for card in self.devices:
+            if card.parent is None and (card.key.vendor, card.pci_bus_id) == (key.vendor, address):
                 return _part_of_card(card, part) if part else card
         return None
 

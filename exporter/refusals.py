@@ -48,6 +48,10 @@ REFUSALS: dict[str, RefusalCode] = {
         "the host's cards were not all known when the workload's index space was fixed",
         "Bring back or wake the missing card, or name the cards by full UUID in the mask.",
     ),
+    "isa-drop": RefusalCode(
+        "ROCr may drop a card whose instruction set it does not know, and later cards would move up",
+        "Unset HSA_OVERRIDE_GFX_VERSION, or leave that card out with ROCR_VISIBLE_DEVICES.",
+    ),
     "kfd-order-unknown": RefusalCode(
         "ROCm numbers the cards in the order of KFD nodes, which is not known",
         "Let the exporter read /sys/class/kfd, or name the cards by UUID in ROCR_VISIBLE_DEVICES.",

@@ -35,8 +35,9 @@ class Visible(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An entry of the mask; each number is None where reading it throws."""
+    """An entry of the mask where it stands first; each number is None where reading it throws."""
 
+    position: int
     text: str
     numbers: tuple[int | None, ...]
 
@@ -46,16 +47,25 @@ def select(mask: str | None, cards: Sequence[Device], composite: bool) -> tuple[
 
     Raises :class:`RefusedError` where the driver would throw, and where known ways to read a number disagree.
     """
+    everything = _everything(cards, composite)
     if mask is None:
-        return _everything(cards, composite), ""
-    tokens = _split(mask, ",")
-    entries = [_entry(token, _number) for token in tokens]
-    selected, stopped = _chosen(entries, cards, composite)
-    for code, number, why in _DIALECTS:
-        others = [_entry(token, number) for token in tokens]
-        if others != entries and _chosen(others, cards, composite)[0] != selected:
+        return everything, ""
+    entries = _entries(mask, _number)
+    selected, stopped = _chosen(entries, everything, composite)
+    for code, number, suspect, why in _DIALECTS:
+        if suspect.search(mask) and _chosen(_entries(mask, number), everything, composite)[0] != selected:
             raise RefusedError(code, f"{MASK}={mask!r}: {why}")
     return selected, stopped
+
+
+def _entries(mask: str, number: Callable[[str], int | None]) -> list[_Entry]:
+    """The entries without repeats, which are harmless, as is their order."""
+    first: dict[str, int] = {}
+    for position, token in enumerate(_split(mask, ","), start=1):
+        first.setdefault(token, position)
+    return [
+        _Entry(position, token, tuple(number(part) for part in _split(token, "."))) for token, position in first.items()
+    ]
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -64,23 +74,20 @@ def _split(text: str, separator: str) -> list[str]:
     return parts if parts[-1] else parts[:-1]
 
 
-def _entry(token: str, number: Callable[[str], int | None]) -> _Entry:
-    return _Entry(token, tuple(number(part) for part in _split(token, ".")))
-
-
 def _everything(cards: Sequence[Device], composite: bool) -> list[Visible]:
     whole = [Visible(card, tuple(range(card.tiles or 1)), (card.tiles or 1) > 1) for card in cards]
     return whole if composite else [Visible(card, (tile,), False) for card, tiles, _ in whole for tile in tiles]
 
 
-def _chosen(entries: Sequence[_Entry], cards: Sequence[Device], composite: bool) -> tuple[list[Visible], str]:
-    everything = _everything(cards, composite)
+def _chosen(entries: Sequence[_Entry], everything: Sequence[Visible], composite: bool) -> tuple[list[Visible], str]:
     chosen: dict[int, set[int]] = {}
     skipped = ""
-    for position, entry in enumerate(entries, start=1):
+    for entry in entries:
         place = _readable(entry, 0)
         if not 0 <= place < len(everything) or (len(entry.numbers) > 1 and not composite):
-            skipped = skipped or f"entry {position} is `{entry.text}`, which is none of the {len(everything)}: skipped"
+            skipped = (
+                skipped or f"entry {entry.position} is `{entry.text}`, which is none of the {len(everything)}: skipped"
+            )
         else:
             chosen.setdefault(place, set()).update(_tiles(entry, everything[place].tiles))
     return [_narrowed(everything[place], tiles) for place, tiles in sorted(chosen.items()) if tiles], skipped
@@ -136,6 +143,6 @@ def _cut_to_32_bits(text: str) -> int | None:
 
 
 _DIALECTS = (
-    ("token-dialect", _number_since_c23, "whether 0b begins a number depends on the C library"),
-    ("integer-wrap", _cut_to_32_bits, "a number overflows 32 bits"),
+    ("token-dialect", _number_since_c23, re.compile("0[bB]"), "whether 0b begins a number depends on the C library"),
+    ("integer-wrap", _cut_to_32_bits, re.compile("-|[0-9a-fA-F]{8}"), "a number overflows 32 bits"),
 )

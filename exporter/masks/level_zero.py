@@ -68,8 +68,11 @@ def visible(env: Mapping[str, str], inventory: Inventory, context: Context, laye
         return _none_at_all(readings, cards, inventory.whole)
     answers = []
     for reading in readings:
-        selected, stopped = select(reading.mask, _ordered(reading, cards), reading.composite)
+        listed = _ordered(reading, cards)
+        selected, stopped = select(reading.mask, listed, reading.composite)
         if reading is readings[0]:
+            everything, _ = select(None, listed, reading.composite)
+            layers.append(Layer(HIERARCHY, env.get(HIERARCHY), len(everything)))
             layers.append(Layer(MASK, reading.mask, len(selected), stopped))
         if len(cards) > 1 and (selected or _could_select(reading, cards, len(cards))):
             _check_order(reading, cards, context)

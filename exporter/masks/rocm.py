@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from exporter.inventory import Inventory
 from exporter.masks import front_end, rocr
 from exporter.masks.base import RefusedError, Runtime
@@ -18,6 +20,7 @@ from exporter.masks.rocr import Host, Target
 from exporter.model import Context, Device, DeviceKey, Inversion, Layer, Refusal, Resolved
 
 HIP, CUDA, OPENCL = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
+ISA = "HSA_OVERRIDE_GFX_VERSION"
 
 _PRINTED = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -53,11 +56,14 @@ def _key(target: Target, host: Host) -> DeviceKey:
 
 
 def _whatever_the_count(env: Mapping[str, str], host: Host, api: str | None) -> _Reading:
-    """What the masks leave; where the number of cards is not known, for every number that it may be."""
+    """What the masks leave; where the number of cards is not known, for every number that it may be. Cards that are
+    named by UUID are taken to be among them.
+    """
     reading = _agreed(env, host, api)
     if host.counted:
         return reading
-    least = sum(not isinstance(target, int) for target in reading.targets)
+    lists = (rocr.chosen_by(env.get(rocr.MASK), host)[0], reading.targets)
+    least = max(sum(not isinstance(target, int) for target in targets) for targets in lists)
     most = host.size if host.whole else host.size + _MISSING_AT_MOST
     for size in range(least, most + 1):
         if _agreed(env, host._replace(size=size), api).targets != reading.targets:
@@ -71,10 +77,16 @@ def _agreed(env: Mapping[str, str], host: Host, api: str | None) -> _Reading:
     others = [_stacked(env, host, other) for other in ("hsa", "opencl") if api is None]
     if api in (None, "hip") and OPENCL in env:
         others.append(_filtered(reading, OPENCL, env[OPENCL], host))
+    if ISA in env and _stacked(env, host._replace(named=_with_isa(host)), api or "hip").targets != reading.targets:
+        raise RefusedError("isa-drop", f"whether ROCr drops a card for its ISA depends on {ISA}={env[ISA]!r}")
     if any(other.targets != reading.targets for other in others):
         doubt = f"{OPENCL}={env.get(OPENCL)!r}: AMD's manual has HIP apply it, HIP's source has not"
         raise RefusedError("doc-conflict", doubt if api else "whether HIP, HSA or OpenCL is used is not known")
     return reading
+
+
+def _with_isa(host: Host) -> dict[DeviceKey, Device]:
+    return {key: replace(card, hsa_isa_ok=True) for key, card in host.named.items()}
 
 
 def _stacked(env: Mapping[str, str], host: Host, api: str) -> _Reading:
@@ -91,7 +103,7 @@ def _stacked(env: Mapping[str, str], host: Host, api: str) -> _Reading:
 
 def _without(dropped: Callable[[Device], bool], targets: Sequence[Target], host: Host) -> Iterator[Target]:
     """The targets less the cards that do not initialise: later ones move up."""
-    doubtful = any(map(dropped, host.cards))
+    doubtful = any(map(dropped, host.named.values()))
     for target in targets:
         if doubtful and isinstance(target, int):
             raise host.unordered("which number a card that fails to initialise has")
@@ -155,8 +167,8 @@ def _by_uuid(entry: str, agents: Sequence[Target], host: Host) -> Target | None:
     places = any(isinstance(agent, int) for agent in agents)
     if places and len(agents) < host.size:
         raise host.unordered("whether ROCr's numbers leave the card of a UUID")
-    cards = [card.key for card in host.cards] if places else [agent for agent in agents if not isinstance(agent, int)]
-    found = [key for key in cards if entry in _text(host.named[key])]
+    cards = list(host.named) if places else [agent for agent in agents if not isinstance(agent, int)]
+    found = list(_named(entry, cards, host))
     if places and len(found) > 1:
         raise host.unordered(f"which of {len(found)} cards `{entry}` names")
     if cards:
@@ -164,15 +176,22 @@ def _by_uuid(entry: str, agents: Sequence[Target], host: Host) -> Target | None:
     return found[0] if found else None
 
 
-def _text(card: Device) -> str:
-    return f"GPU-{card.uuid[4:].lower()}" if card.uuid else "GPU-XX"
+def _named(entry: str, cards: Sequence[DeviceKey], host: Host) -> Iterator[DeviceKey]:
+    """The cards whose text has the entry in it: ``GPU-`` and the digits in lower case, or ``GPU-XX`` without a UUID."""
+    digits = entry[4:]
+    if entry.startswith("GPU-"):
+        begins = entry.translate(rocr.UPPER) if digits == digits.lower() else ""
+        for key in cards:
+            uuid = host.uuids[key]
+            if (begins and uuid.startswith(begins)) if uuid else "XX".startswith(digits):
+                yield key
 
 
 RUNTIME = Runtime(
     name="rocm",
     vendors=("amd",),
     masks=(rocr.MASK, HIP, CUDA, OPENCL),
-    variables=(rocr.MASK, HIP, CUDA, OPENCL, front_end.VIRTUAL),
+    variables=(rocr.MASK, HIP, CUDA, OPENCL, ISA, front_end.VIRTUAL),
     default=True,
     moving=False,
     invert=invert,

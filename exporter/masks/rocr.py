@@ -19,7 +19,7 @@ WHOLE_UUID = 20  # characters of GPU- and 16 digits
 _SHORTEST_UUID = 5
 
 _BLANKS = " \t\n\v\f\r"
-_UPPER = str.maketrans("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+UPPER = str.maketrans("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _NUMBER = re.compile(r"([+-]?)(?:0X([0-9A-F]+)|(0[0-7]*)|([1-9][0-9]*))")
 _BINARY = re.compile(r"([+-]?)0B([01]+)")
 _LONGEST_NUMBER = 80  # digits after the zeros in front: more are past 64 bits to any base
@@ -30,11 +30,14 @@ Target = DeviceKey | int
 
 
 class Host(NamedTuple):
-    """The reachable devices. Where ``ordered``, they stand in KFD order, and there are ``size`` of them."""
+    """The reachable devices. Where ``ordered``, they stand in KFD order, and there are ``size`` of them.
+
+    ``uuids`` are in capitals, as ROCr compares them.
+    """
 
     cards: tuple[Device, ...]
     named: Mapping[DeviceKey, Device]
-    uuids: tuple[str, ...]
+    uuids: Mapping[DeviceKey, str]
     ordered: bool
     size: int
     whole: bool
@@ -81,7 +84,7 @@ def reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Host:
     known = len(cards) < 2 or len(nodes) == len(cards)
     cards.sort(key=lambda card: (card.kfd_node or 0, card.key))
     named = {card.key: card for card in cards}
-    uuids = tuple(card.uuid.translate(_UPPER) for card in cards)
+    uuids = {card.key: card.uuid.translate(UPPER) for card in cards}
     return Host(tuple(cards), named, uuids, known, len(cards), inventory.whole, reach is not None)
 
 
@@ -90,7 +93,7 @@ def chosen_by(mask: str | None, host: Host) -> tuple[list[Target], str]:
     if mask is None:
         return host.everything(), ""
     tokens = _tokens(mask)
-    looked_at = [token.translate(_UPPER).strip(_BLANKS) for token in tokens[: host.size]]
+    looked_at = [token.translate(UPPER).strip(_BLANKS) for token in tokens[: host.size]]
     targets, stopped = _scan(looked_at, tokens, host, _number)
     for code, other, why in _DIALECTS:
         differ = any(other(token) != _number(token) for token in looked_at)
@@ -138,7 +141,7 @@ def _by_uuid(token: str, host: Host) -> Target | None:
     """The one card whose UUID begins with the token, in any case; None for none or more than one."""
     if not _SHORTEST_UUID <= len(token) <= WHOLE_UUID:
         return None
-    found = [card.key for card, uuid in zip(host.cards, host.uuids, strict=True) if uuid.startswith(token)]
+    found = [key for key, uuid in host.uuids.items() if uuid.startswith(token)]
     if len(found) > 1 and not host.reach_known:
         raise host.unordered("")
     host.check_named(token, found)

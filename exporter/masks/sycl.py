@@ -8,7 +8,7 @@ refuses more. Source: intel/llvm, ``device_filter.cpp`` and ``platform_impl.cpp`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from exporter.inventory import Inventory
@@ -40,11 +40,11 @@ class _Target(NamedTuple):
     kind: str
     path: tuple[_Number, ...]
 
-    def matches(self, backend: str, number: int) -> bool:
-        """The target means the GPU of that number, or a part of it."""
-        if self.backend not in ("*", backend):
-            return False
-        return self.kind == "gpu" if self.kind else self.path[0] in ("*", number)
+    def among(self, backend: str) -> _Number | None:
+        """The number of the GPU that the target means, or a part of which; ``*`` for any, None for none."""
+        if self.backend not in ("*", backend) or self.kind not in ("", "gpu"):
+            return None
+        return self.path[0] if self.path else "*"
 
 
 _ANYTHING = _Target(False, "*", "", ("*",))
@@ -125,7 +125,9 @@ def _targets(text: str) -> list[_Target]:
         name = backend.removeprefix("!")
         if name not in ("*", *_BACKENDS):
             raise _invalid(term, f"expected a backend of *, {', '.join(_BACKENDS)}")
-        found = [_target(discards, name, device, term) for device in devices.split(",") if device]
+        entries = [device for device in devices.split(",") if device]
+        read = {device: _target(discards, name, device, term) for device in dict.fromkeys(entries)}
+        found = [read[device] for device in entries]
         if found and not discards and targets and targets[-1].discards:
             raise _invalid(term, "terms that accept must stand before those that discard")
         targets += found
@@ -167,26 +169,39 @@ def _number(part: str, term: str) -> int:
 def _selected(targets: Sequence[_Target], backend: str, devices: Sequence[_Device]) -> list[_Device]:
     """A term that discards wins, and takes the whole card. A card is there once, a tile as often as it is asked for."""
     found: list[_Device] = []
+    meant_by = _meant_by(targets, backend)
     for number, device in enumerate(devices):
-        meant = [target for target in targets if target.matches(backend, number)]
+        meant = meant_by(number)
         if not any(target.discards for target in meant):
             found += _parts(meant, device, len(targets))
     return found
 
 
-def _parts(meant: Sequence[_Target], device: _Device, count: int) -> Iterator[_Device]:
-    tiles = [part for target in meant for part in _tiles_of(target, device)]
-    if count > _SORTED_STABLY and len(set(tiles)) > 1 and len(meant) > 1:
-        raise RefusedError(
-            "token-dialect", f"{SELECTOR}: the order of tiles among more than {_SORTED_STABLY} terms is open"
-        )
-    whole = False
+def _meant_by(targets: Sequence[_Target], backend: str) -> Callable[[int], list[_Target]]:
+    """The targets that mean the GPU of a number, in their order, found without a look at each."""
+    places: dict[_Number, list[int]] = {}
+    first = {target: place for place, target in reversed(list(enumerate(targets)))}
+    for place, target in enumerate(targets):
+        repeats = len(target.path) < 2 and first[target] != place  # which changes nothing but for tiles
+        number = None if repeats else target.among(backend)
+        if number is not None:
+            places.setdefault(number, []).append(place)
+    anyway = places.get("*", [])
+    return lambda number: [targets[place] for place in sorted((*places.get(number, ()), *anyway))]
+
+
+def _parts(meant: Sequence[_Target], device: _Device, count: int) -> list[_Device]:
+    """What the targets ask of one device, which they all mean. Raises where their order is not known."""
+    found: list[_Device] = []
     for target in meant:
-        if len(target.path) < 2 and not whole:
-            whole = True
-            yield device
-        for part in _tiles_of(target, device):
-            yield _Device(part, device.evidence, ())
+        if len(target.path) < 2 and device not in found:
+            found.append(device)
+        found += [_Device(tile, device.evidence, ()) for tile in _tiles_of(target, device)]
+    if count > _SORTED_STABLY and len(meant) > 1 and len(set(found)) > 1:
+        raise RefusedError(
+            "token-dialect", f"{SELECTOR}: more than {_SORTED_STABLY} terms, whose order libsycl may change"
+        )
+    return found
 
 
 def _tiles_of(target: _Target, device: _Device) -> Sequence[DeviceKey]:
@@ -203,9 +218,7 @@ def _check_opencl(
     targets: Sequence[_Target], backend: str, env: Mapping[str, str], inventory: Inventory, context: Context
 ) -> None:
     """Raises where a term may show cards through OpenCL, which reads Level Zero's mask as well."""
-    if backend != "level_zero" or not any(
-        _shows_by_opencl(targets, number) for number in range(len(inventory.boards()))
-    ):
+    if backend != "level_zero" or not _shows_by_opencl(targets, len(inventory.boards())):
         return
     try:
         if not level_zero.visible(env, inventory, context, []):
@@ -215,10 +228,13 @@ def _check_opencl(
     raise RefusedError("opencl-order-unknown", "the cards are visible through OpenCL only, whose order is not known")
 
 
-def _shows_by_opencl(targets: Sequence[_Target], number: int) -> bool:
-    meant = [target for target in targets if target.matches("opencl", number)]
-    named = any(target.backend == "opencl" and len(target.path) < 2 for target in meant)
-    return named and not any(target.discards for target in meant)
+def _shows_by_opencl(targets: Sequence[_Target], cards: int) -> bool:
+    meant_by = _meant_by(targets, "opencl")
+    for meant in map(meant_by, range(cards)):
+        named = any(target.backend == "opencl" and len(target.path) < 2 for target in meant)
+        if named and not any(target.discards for target in meant):
+            return True
+    return False
 
 
 RUNTIME = Runtime(

@@ -56,9 +56,8 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
             chosen = [raw[number] for number in numbers]
     except RefusedError as refusal:
         return Refusal(refusal.code, refusal.detail, (layer,))
-    resolved = (
-        Resolved(_key(entry, inventory), "proven", index, entry.raw_position) for index, entry in enumerate(chosen)
-    )
+    cards = _addresses(inventory)
+    resolved = (Resolved(_key(entry, cards), "proven", index, entry.raw_position) for index, entry in enumerate(chosen))
     return Inversion(tuple(resolved), (Layer(MASK, mask, len(chosen), stopped),))
 
 
@@ -93,12 +92,12 @@ def _enumeration(env: Mapping[str, str], inventory: Inventory, context: Context)
         return _of_one_card(inventory, context.reach, set_here)
     if context.probe == "clean_env" and set_here:
         raise RefusedError("layer-reorder", f"{set_here} is set, and was not where the devices were enumerated")
-    return [entry for entry in inventory.vulkan if _is_reachable(entry, inventory, context.reach)]
+    closed = {address for address, key in _addresses(inventory).items() if key not in context.reach}
+    return [entry for entry in inventory.vulkan if entry.pci_bus_id not in closed]
 
 
-def _is_reachable(entry: VulkanDevice, inventory: Inventory, reach: frozenset[DeviceKey]) -> bool:
-    key = _key(entry, inventory)
-    return not entry.pci_bus_id or key in reach or inventory.find(key) is None
+def _addresses(inventory: Inventory) -> dict[str, DeviceKey]:
+    return {card.pci_bus_id: card.key for card in inventory.boards()}
 
 
 def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None) -> Sequence[VulkanDevice]:
@@ -111,12 +110,11 @@ def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: st
     return [VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=vendor, pci_bus_id=cards[0].pci_bus_id)]
 
 
-def _key(entry: VulkanDevice, inventory: Inventory) -> DeviceKey:
+def _key(entry: VulkanDevice, cards: Mapping[str, DeviceKey]) -> DeviceKey:
     """The card at the entry's address; software has none, and a key that no card has."""
     if not entry.pci_bus_id:
         return DeviceKey("vulkan", f"raw:{entry.raw_position}")
-    card = next((card for card in inventory.boards() if card.pci_bus_id == entry.pci_bus_id), None)
-    return DeviceKey(entry.vendor, entry.pci_bus_id) if card is None else card.key
+    return cards.get(entry.pci_bus_id, DeviceKey(entry.vendor, entry.pci_bus_id))
 
 
 def _by_default(raw: Sequence[VulkanDevice]) -> Iterator[VulkanDevice]:
