@@ -63,7 +63,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
 def visible(env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]) -> Sequence[Visible]:
     """As :func:`invert`: adds its layer to ``layers``, and raises :class:`RefusedError` where that would refuse."""
     cards = _reachable(inventory, context.reach)
-    readings = _readings(env, cards)
+    readings = _readings(env, cards, inventory.whole)
     if context.reach is None or not inventory.whole:
         return _none_at_all(readings, cards, inventory.whole)
     answers = []
@@ -93,10 +93,10 @@ def _reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> list
 # --- what the variables may mean
 
 
-def _readings(env: Mapping[str, str], cards: Sequence[Device]) -> list[_Reading]:
+def _readings(env: Mapping[str, str], cards: Sequence[Device], whole: bool) -> list[_Reading]:
     """Every combination of what is not certain, the likeliest first; one where all is certain."""
     masks = [None if text in (None, "", "default") or _ignored(text) else text for text in _spellings(env, MASK)]
-    hierarchies = [choice for text in _spellings(env, HIERARCHY) for choice in _hierarchies(text, cards)]
+    hierarchies = [choice for text in _spellings(env, HIERARCHY) for choice in _hierarchies(text, cards, whole)]
     orders = [_is_on(text) for text in _spellings(env, PCI_ORDER)]
     counts = _TILE_COUNTS if any(card.tiles is None for card in cards) else (1,)
     choices = itertools.product(*map(dict.fromkeys, (masks, hierarchies, orders, counts)))
@@ -113,14 +113,14 @@ def _ignored(text: str) -> bool:
     return len(text.encode(errors="surrogatepass")) >= _LONGEST_MASK
 
 
-def _hierarchies(text: str | None, cards: Sequence[Device]) -> list[bool]:
+def _hierarchies(text: str | None, cards: Sequence[Device], whole: bool) -> list[bool]:
     """Whether a card is one device, by the variable in exactly this spelling, else by the product of the first card,
     which may be any: a Data Center GPU Max is one device a tile, the others are one device a card.
     """
     if text in ("COMPOSITE", "FLAT", "COMBINED"):
         return [text == "COMPOSITE"]
     known = [not card.hpc for card in cards if card.hpc is not None or card.integrated]
-    return [*known, True, False] if len(known) < len(cards) else known or [True]
+    return known if known and whole and len(known) == len(cards) else [*known, True, False]
 
 
 def _is_on(text: str | None) -> bool:
@@ -146,7 +146,8 @@ def _none_at_all(readings: Iterable[_Reading], cards: Sequence[Device], whole: b
 
 def _could_select(reading: _Reading, cards: Sequence[Device], count: int) -> bool:
     """The mask selects something of that many cards with as many tiles as any has, so in any order of the cards."""
-    tiles = max((card.tiles or reading.unknown_tiles for card in cards), default=max(_TILE_COUNTS))
+    unknown = _TILE_COUNTS if count > len(cards) else ()
+    tiles = max((*(card.tiles or reading.unknown_tiles for card in cards), *unknown), default=1)
     card = Device(key=DeviceKey("intel", ""), physical_index=None, pci_bus_id="", tiles=tiles)
     return bool(select(reading.mask, [card] * count, reading.composite)[0])
 

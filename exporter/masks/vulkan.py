@@ -47,7 +47,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
     try:
         if numbers is not None and (not numbers or max(numbers) >= _MOST_RAW_DEVICES):
             return Inversion((), (_lost(layer, numbers),))
-        raw = _enumeration(env, inventory, context)
+        raw = _enumeration(env, inventory, context, numbers)
         if numbers is None:
             chosen = list(_by_default(raw))
         elif max(numbers) >= len(raw):
@@ -81,7 +81,9 @@ def _numbers(mask: str) -> tuple[list[int], str]:
     return numbers, f"`{rest}` is not a number: reading stops" if rest else ""
 
 
-def _enumeration(env: Mapping[str, str], inventory: Inventory, context: Context) -> Sequence[VulkanDevice]:
+def _enumeration(
+    env: Mapping[str, str], inventory: Inventory, context: Context, numbers: Sequence[int] | None
+) -> Sequence[VulkanDevice]:
     """The raw list as the process sees it. Raises :class:`RefusedError` where that cannot be known."""
     if not inventory.whole:
         raise RefusedError("inventory-incomplete", "a card of this host could not be identified")
@@ -89,7 +91,10 @@ def _enumeration(env: Mapping[str, str], inventory: Inventory, context: Context)
         raise RefusedError("reach-unknown", "which cards the process can open is not known")
     set_here = next((name for name in REORDERING if name in env), None)
     if inventory.vulkan is None or context.probe not in ("same_env", "clean_env"):
-        return _of_one_card(inventory, context.reach, set_here)
+        card = _of_one_card(inventory, context.reach, set_here)
+        if numbers is not None and max(numbers) > 0:
+            raise RefusedError("raw-order-unknown", "how many drivers show the card was not enumerated")
+        return [card]
     if context.probe == "clean_env" and set_here:
         raise RefusedError("layer-reorder", f"{set_here} is set, and was not where the devices were enumerated")
     closed = {address for address, key in _addresses(inventory).items() if key not in context.reach}
@@ -100,14 +105,14 @@ def _addresses(inventory: Inventory) -> dict[str, DeviceKey]:
     return {card.pci_bus_id: card.key for card in inventory.boards()}
 
 
-def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None) -> Sequence[VulkanDevice]:
+def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None) -> VulkanDevice:
     """Without an enumeration, the one card that there is."""
     cards = [card for card in inventory.boards() if card.key in reach]
     if len(cards) != 1 or set_here or not cards[0].pci_bus_id:
         found = f"{set_here} is set" if set_here else f"there are {len(cards)} cards"
         raise RefusedError("raw-order-unknown", f"the Vulkan devices were not enumerated, and {found}")
     vendor = cards[0].key.vendor
-    return [VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=vendor, pci_bus_id=cards[0].pci_bus_id)]
+    return VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=vendor, pci_bus_id=cards[0].pci_bus_id)
 
 
 def _key(entry: VulkanDevice, cards: Mapping[str, DeviceKey]) -> DeviceKey:
