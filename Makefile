@@ -32,6 +32,7 @@ bench: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
+	$(BIN)/python -m tests.masks_page
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from exporter.refusals import REFUSALS
-from tests import metrics_page
+from tests import masks_page, metrics_page
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exporter"
@@ -138,3 +138,12 @@ def test_every_refusal_code_in_use_is_listed() -> None:
 def test_the_metrics_page_is_current() -> None:
     """docs/metrics.md is what the catalog says; `make docs` writes it."""
     assert (ROOT / "docs/metrics.md").read_text() == metrics_page.page()
+
+
+def test_the_masks_page_is_current() -> None:
+    """The made parts of docs/masks.md are what the code does, with every refusal's code; `make docs` writes them."""
+    text = masks_page.PATH.read_text(encoding="utf-8")
+    assert masks_page.page(text) == text
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", text.partition("## Refusals")[2], re.MULTILINE)) == set(REFUSALS)
+    named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", text)) - {"gpu-fleet-exporter"}
+    assert named <= set(REFUSALS)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import config
+from exporter import config, masks
 from exporter.config import FleetSettings, Mapping, Sampling, Settings
 from exporter.errors import ConfigError
 
@@ -594,8 +594,17 @@ def test_the_example_with_every_setting() -> None:
     assert settings.backends == ("nvidia",)
     env = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert settings.fleets[:2] == (FleetSettings("host", "host"), FleetSettings("chat", "cuda", env))
-    assert settings.fleets[2].reach == ("GPU-8d2cd1a6-9f5b-4c0e-8d40-4b2a9c9f3e11",)
-    assert settings.fleets[3].env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    named = {fleet.name: fleet for fleet in settings.fleets}
+    assert named["embed"].reach == ("GPU-8d2cd1a6-9f5b-4c0e-8d40-4b2a9c9f3e11",)
+    assert named["rerank"].env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert {fleet.runtime for fleet in settings.fleets} == {"host", "cuda", "rocm", "sycl"}
+
+
+@pytest.mark.parametrize("fleet", parse(uncommented(EXAMPLE.read_text())).fleets, ids=lambda fleet: fleet.name)
+def test_the_example_sets_variables_that_its_runtimes_read(fleet: FleetSettings) -> None:
+    """No variable of an example is without effect, and every runtime of the program is one of the settings."""
+    assert fleet.env.keys() <= set(masks.RUNTIMES[fleet.runtime or "cuda"].variables)
+    assert set(masks.RUNTIMES) == set(RUNTIMES)
 
 
 @pytest.mark.parametrize("key", config.keys())
