@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -141,7 +141,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     xcp: int | None = None
     hsa_isa_ok: bool | None = None
     hip_ok: bool | None = None
-    tiles: int | None = None
+    tiles: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TILES)] | None = None
     hpc: bool | None = None
     integrated: bool | None = None
     product_family_rank: int | None = None
@@ -174,7 +174,7 @@ def _row_of(card: Device, parts: Sequence[Device]) -> Row:
         mig_mode=card.mig_mode,
         memory_total_bytes=card.memory_total_bytes,
         minor=card.minor_number,
-        xcp=None if card.parent is None else int(card.partition),
+        xcp=int(card.partition) if card.partition.isdecimal() else None,
         **{fact: getattr(card, fact) for fact in _FACTS},
     )
 
@@ -228,8 +228,7 @@ def from_rows(rows: Iterable[Row], vendor: str) -> tuple[Inventory, frozenset[De
 def _family_of(row: Row, vendor: str) -> list[Device]:
     """The row's card, then its MIG devices or tiles."""
     card = _device_of(row, vendor)
-    count = min(row.tiles or 0, _MOST_TILES)
-    tiles = [narrowed(card, [number]) for number in range(count)] if count > 1 else []
+    tiles = [narrowed(card, [number]) for number in range(row.tiles or 0)] if row.tiles != 1 else []
     return [card, *(_part_of(part, card) for part in row.mig), *tiles]
 
 

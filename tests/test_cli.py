@@ -112,6 +112,58 @@ def test_explain_says_where_a_list_ends(nvml: FakeNvml) -> None:
     assert "entry 2 is `9`, and there are 4 cards: the list ends" in result.stdout
 
 
+AMD_HOST = """
+- {index: 0, uuid: GPU-aaaaaaaaaaaaaaaa, pci: "0000:10:00.0", vendor: amd, name: MI210, kfd_node: 3}
+- {index: 1, uuid: GPU-bbbbbbbbbbbbbbbb, pci: "0000:20:00.0", vendor: amd, name: MI210, kfd_node: 2}
+- {index: 2, uuid: GPU-cccccccccccccccc, pci: "0000:30:00.0", vendor: amd, name: MI210, kfd_node: 1}
+"""
+INTEL_HOST = """
+- {index: 0, uuid: null, pci: "0000:00:02.0", vendor: intel, name: UHD, tiles: 1, hpc: false, integrated: true}
+- {index: 1, uuid: null, pci: "0000:30:00.0", vendor: intel, name: B580, tiles: 1, hpc: false, integrated: false}
+- {index: 0, uuid: a, pci: "0000:30:00.0", vendor: intel, vk_type: discrete, driver: anv}
+- {index: 1, uuid: b, pci: "0000:00:02.0", vendor: intel, vk_type: integrated, driver: anv}
+"""
+
+
+def offline(tmp_path: Path, host: str, *arguments: str) -> tuple[int, str]:
+    """Status and output of `explain` over a saved inventory."""
+    saved = tmp_path / "host.yaml"
+    saved.write_text(host)
+    result = run("explain", "--inventory", str(saved), *arguments)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_explain_shows_what_each_mask_left(tmp_path: Path) -> None:
+    """Every variable has a line with what it left of the layer before, and where and why it stopped."""
+    masks = ("ROCR_VISIBLE_DEVICES=0x2,1,9", "HIP_VISIBLE_DEVICES=0, 1")
+    status, output = offline(tmp_path, AMD_HOST, "--runtime", "rocm", "--env", *masks)
+    assert status == 0
+    assert output.splitlines()[1:] == [
+        "  ROCR_VISIBLE_DEVICES='0x2,1,9': 2 left; entry 3 is `9`, which names no card: the list ends here",
+        "  HIP_VISIBLE_DEVICES='0, 1': 1 left; entry 2 is ` 1`, HIP does not trim, the list ends here",
+        "  INDEX  PHYSICAL  PCI BUS ID    PARTITION  UUID                  NAME   EVIDENCE",
+        "  0      0         0000:10:00.0  -          GPU-aaaaaaaaaaaaaaaa  MI210  proven",
+    ]
+
+
+def test_known_facts_decide_what_the_host_does_not_tell(tmp_path: Path) -> None:
+    """Without them an order is refused, with them it is answered; they are asked for by the refusal's page."""
+    level_zero = ("--runtime", "level_zero", "--env", "ZE_AFFINITY_MASK=0")
+    status, output = offline(tmp_path, INTEL_HOST, *level_zero)
+    assert status == 1
+    assert "refused: driver-order-unknown" in output
+    status, output = offline(tmp_path, INTEL_HOST, *level_zero, "--known", "driver=current", "multi_driver_library=no")
+    assert status == 0
+    assert "  0      1         0000:30:00.0" in output
+    vulkan = ("--runtime", "vulkan", "--env", "GGML_VK_VISIBLE_DEVICES=1,0")
+    assert "refused: raw-order-unknown" in offline(tmp_path, INTEL_HOST, *vulkan)[1]
+    status, output = offline(tmp_path, INTEL_HOST, *vulkan, "--known", "probe=same_env")
+    assert [line.split()[:3] for line in output.splitlines()[3:]] == [
+        ["0", "0", "0000:00:02.0"],
+        ["1", "1", "0000:30:00.0"],
+    ]
+
+
 def test_explain_of_a_refused_fleet_is_1(tmp_path: Path, nvml: FakeNvml) -> None:
     """A refused fleet is status 1, with the code, what was found and what to do."""
     config = tmp_path / "c.yaml"
@@ -119,6 +171,21 @@ def test_explain_of_a_refused_fleet_is_1(tmp_path: Path, nvml: FakeNvml) -> None
     result = run("explain", "--config.file", str(config), environment=nvml.environment())
     assert result.returncode == 1
     assert re.search(r"refused: mps: .*\n  found: .*CUDA_MPS_PIPE_DIRECTORY.*\n  to do: .*UUID", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("fact", "complaint"),
+    [
+        ("weather=fine", "--known: found fact 'weather', expected one of api, backend, driver,"),
+        ("driver=new", "--known: driver: found 'new', expected one of current, old"),
+        ("driver", "--known: driver: found '', expected one of current, old"),
+    ],
+)
+def test_unknown_facts(fact: str, complaint: str, tmp_path: Path) -> None:
+    """A fact that does not exist, or has another value, is bad input."""
+    status, output = offline(tmp_path, AMD_HOST, "--runtime", "rocm", "--known", fact)
+    assert status == 2
+    assert complaint in output
 
 
 def test_a_host_without_a_gpu_is_1() -> None:
@@ -136,6 +203,7 @@ def test_a_host_without_a_gpu_is_1() -> None:
         (["explain", "--runtime", "opengl"], "--runtime: found 'opengl', expected one of cuda, rocm,"),
         (["explain", "--env", "A=1"], "--runtime: found none, expected one of cuda, rocm,"),
         (["explain", "--runtime", "cuda", "--env", "A"], "--env: found 'A', expected NAME=VALUE"),
+        (["explain", "--runtime", "rocm", "--inventory", "{chat}"], "expected a list of cards"),
         (["explain", "--runtime", "cuda", "--inventory", "/nonexistent"], "/nonexistent: cannot be read"),
         (["--web.listen-address", "nowhere"], "--web.listen-address: found 'nowhere', expected"),
         (["--web.telemetry-path", "metrics"], "--web.telemetry-path: found 'metrics', expected"),

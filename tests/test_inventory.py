@@ -9,10 +9,12 @@ import msgspec
 import pytest
 import yaml
 from hypothesis import given
+from msgspec.structs import replace
 
 from exporter.errors import InventoryFileError
-from exporter.inventory import Inventory, Row, from_rows, read_rows, to_rows
-from exporter.model import Device, DeviceKey
+from exporter.inventory import Inventory, Row, from_rows, narrowed, read_rows, to_rows
+from exporter.model import Device, DeviceKey, VulkanDevice
+from tests import test_level_zero_masks, test_rocm_masks
 from tests.strategies import GIB, Case, asleep, board, card, cards, cases
 
 HOST = Inventory((*board("a", (1, 0), (2, 1)), card("b"), asleep(card("c"))))
@@ -24,6 +26,15 @@ def amd(address: str, index: int = 0) -> Device:
     return Device(key=DeviceKey("amd", address), physical_index=index, pci_bus_id=address, name="AMD Instinct MI210")
 
 
+PARTITIONS = test_rocm_masks.partitions("b", "GPU-0001", "GPU-0001", "GPU-0003")
+MAX = test_level_zero_masks.cards("ab", tiles=2, **test_level_zero_masks.MAX)
+TILES = tuple(device for each in MAX for device in (each, narrowed(each, (0,)), narrowed(each, (1,))))
+RAW = tuple(
+    VulkanDevice(raw_position=place, kind=kind, driver=driver, vendor="nvidia", uuid=uuid, pci_bus_id=address)
+    for place, (kind, driver, uuid, address) in enumerate(
+        (("cpu", "llvmpipe", "s", ""), ("discrete", "nvidia", "a", A_ADDRESS), ("discrete", "nvk", "a", A_ADDRESS))
+    )
+)
 ODD_NAMES = ("null", "~", "no", "4090", "17:00.0")
 
 
@@ -52,6 +63,25 @@ def test_an_address_finds_the_board_and_no_part() -> None:
     """The address of a board in MIG mode, which its instances share, finds the board."""
     woken = Inventory((*HOST.parts(A), HOST.devices[0]))
     assert woken.find(DeviceKey("nvidia", A_ADDRESS)) == HOST.devices[0]
+
+
+def test_tiles_of_a_card_are_found() -> None:
+    """Some of a card's tiles are found on it, where it has that many."""
+    inventory = Inventory((MAX[0], replace(MAX[1], tiles=4)))
+    found = inventory.find(DeviceKey("intel", "0000:20:00.0/t1+t3"))
+    assert found is not None
+    assert (found.partition, found.parent, found.physical_index, found.name) == ("1+3", MAX[1].key, 1, MAX[1].name)
+    for text in ("0000:20:00.0/t4", "0000:10:00.0/t0+t2", "0000:20:00.0/t", "0000:20:00.0/t1+", "0000:99:00.0/t0"):
+        assert inventory.find(DeviceKey("intel", text)) is None
+
+
+def test_an_address_names_partitions_where_there_is_no_card() -> None:
+    """And the card alone where there is one; a shared UUID names all that have it."""
+    assert Inventory(PARTITIONS).named("0000:20:00.0") == PARTITIONS
+    whole = test_rocm_masks.card("b")
+    assert Inventory((*PARTITIONS, whole)).named("20:00.0") == (whole,)
+    assert Inventory(PARTITIONS).named("GPU-0001") == PARTITIONS[:2]
+    assert Inventory(PARTITIONS).named("") == ()
 
 
 @pytest.mark.parametrize("text", ["0000:a1:00.0/xcp1", "0000:a1:00.0/t0", "", "N/A"])
@@ -112,8 +142,14 @@ def there_and_back(inventory: Inventory, directory: Path) -> Inventory:
         Inventory((*board("a"), *board("b", (7, 0)))),
         Inventory((amd("0000:03:00.0"), card("e", name="\u00e4\u2122: #'\""), amd("10000:63:00.0", 1))),
         Inventory(tuple(card(letter, name=name) for letter, name in zip("abcde", ODD_NAMES, strict=True))),
+        Inventory((test_rocm_masks.card("a", hsa_isa_ok=False, hip_ok=True), *PARTITIONS)),
+        Inventory((*TILES, test_level_zero_masks.B580)),
+        Inventory(cards("ab"), vulkan=RAW),
     ],
-    ids=["empty", "equal", "details", "mig-and-sleeping", "mig", "amd-and-odd-text", "names-that-mean-something"],
+    ids=[
+        *("empty", "equal", "details", "mig-and-sleeping", "mig", "amd-and-odd-text", "names-that-mean-something"),
+        *("partitions", "tiles", "vulkan"),
+    ],
 )
 def test_rows_there_and_back(inventory: Inventory, tmp_path: Path) -> None:
     """A saved inventory reads back as it was: cards, instances, placeholders, other vendors."""
@@ -127,6 +163,15 @@ def test_any_rows_there_and_back(case: Case) -> None:
     read, _ = from_rows(msgspec.convert(to_rows(inventory), list[Row]), "nvidia")
     assert read.by_key == inventory.by_key
     assert read.boards() == inventory.boards()
+
+
+def test_a_card_that_only_vulkan_shows() -> None:
+    """It is a device under its address, without the vendor tool's number, which is not the raw position."""
+    rows = msgspec.convert(to_rows(Inventory(vulkan=RAW)), list[Row])
+    inventory, reach = from_rows(rows, "nvidia")
+    assert inventory.vulkan == RAW
+    assert inventory.devices == (Device(key=DeviceKey("nvidia", A_ADDRESS), physical_index=None, pci_bus_id=A_ADDRESS),)
+    assert reach is None
 
 
 def test_rows_are_plain_data() -> None:
