@@ -88,13 +88,18 @@ def _part_of_card(card: Device, part: str) -> Device | None:
     return narrowed(card, tiles) if max(tiles) < (card.tiles or 0) else None
 
 
+def tiles_key(card: Device, tiles: Sequence[int]) -> DeviceKey:
+    """The key of a card of which only these tiles are visible, ``<address>/t0+t3``."""
+    return DeviceKey(card.key.vendor, f"{card.pci_bus_id}/t" + "+t".join(map(str, tiles)))
+
+
 def narrowed(card: Device, tiles: Sequence[int]) -> Device:
     """A card of which only some tiles are visible: a device of its own, with the card as its parent.
 
     The memory is left out, since the card's is not the tiles'.
     """
     return Device(
-        key=DeviceKey(card.key.vendor, f"{card.pci_bus_id}/" + "+".join(f"t{tile}" for tile in tiles)),
+        key=tiles_key(card, tiles),
         physical_index=card.physical_index,
         pci_bus_id=card.pci_bus_id,
         uuid=card.uuid,

@@ -33,11 +33,9 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter import masks
-from exporter.inventory import Inventory
-from exporter.model import Context, Device, DeviceKey, Inversion
 from exporter.supervisor import Supervisor
 from exporter.units import pci_bus_id
+from tests import bench_masks
 from tests.fakes.nvml import FakeNvml, build, equal_cards
 
 MOST_RATIO = 2.0
@@ -45,7 +43,6 @@ MOST_PARENT_MIB, MOST_WORKER_MIB = 40.0, 25.0
 
 CARDS = 8
 BUS_DEVICES = 300  # PCI functions of the pretend host, its cards among them
-MASKED_CARDS = 64
 BLOCK = 25  # scrapes of one page, before it is the next one's turn
 WARM_UP = 50  # scrapes of each page that do not count
 _SETTLE_SECONDS = 0.02  # what a server still does after its answer, such as closing the connection, counts too
@@ -306,30 +303,9 @@ def _memory_row(name: str, pid: int, most_mib: float, judged: bool) -> Row:
     return Row((name, f"{sizes['Rss']:.1f}", f"{sizes['Pss']:.1f}"), sizes["Rss"] < most_mib if judged else None)
 
 
-def _device(index: int) -> Device:
-    uuid, address = f"GPU-{index:08x}-0000-4000-8000-{index:012x}", f"{index:04x}:21:00.0"
-    return Device(
-        key=DeviceKey("nvidia", uuid), physical_index=index, pci_bus_id=address, uuid=uuid, name="NVIDIA L40S"
-    )
-
-
 def _mask_rows() -> Iterator[Row]:
-    """Masks over 64 cards: a thousand entries, of which the cards run out, and every card once."""
-    devices = tuple(map(_device, range(MASKED_CARDS)))
-    context = Context(reach=frozenset(device.key for device in devices), driver_branch=550, os="linux")
-    indices, uuids = [str(index) for index in range(1000)], [_device(index).uuid for index in range(1000)]
-    entries = {"1,000 indices": indices, "1,000 UUIDs": uuids, "64 indices": indices[:64], "64 UUIDs": uuids[:64]}
-    for name, mask in entries.items():
-        env = {"CUDA_VISIBLE_DEVICES": ",".join(mask), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        took = []
-        for _ in range(100):
-            inventory = Inventory(devices)
-            started = time.perf_counter()
-            outcome = masks.invert("cuda", env, inventory, context)
-            took.append(time.perf_counter() - started)
-            if not isinstance(outcome, Inversion) or len(outcome.devices) != MASKED_CARDS:
-                raise RuntimeError(f"{name}: {outcome}")
-        yield _timing_row(f"mask of {name}, {MASKED_CARDS} cards", took)
+    for name, took in bench_masks.timings():
+        yield _timing_row(f"{name}, {bench_masks.DEVICES} cards", took)
 
 
 async def _cycle_row(cycles: int, sysfs: Path) -> Row:

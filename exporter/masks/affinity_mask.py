@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from exporter.inventory import narrowed
+from exporter.inventory import tiles_key
 from exporter.masks.base import RefusedError
 from exporter.model import Device, DeviceKey
 
@@ -31,7 +31,7 @@ class Visible(NamedTuple):
     def key(self) -> DeviceKey:
         """The card's, where all its tiles are there, else that of the tiles."""
         whole = len(self.tiles) == (self.card.tiles or 1)
-        return self.card.key if whole else narrowed(self.card, self.tiles).key
+        return self.card.key if whole else tiles_key(self.card, self.tiles)
 
 
 class _Entry(NamedTuple):
@@ -63,9 +63,7 @@ def _entries(mask: str, number: Callable[[str], int | None]) -> list[_Entry]:
     first: dict[str, int] = {}
     for position, token in enumerate(_split(mask, ","), start=1):
         first.setdefault(token, position)
-    return [
-        _Entry(position, token, tuple(number(part) for part in _split(token, "."))) for token, position in first.items()
-    ]
+    return [_Entry(position, token, tuple(map(number, _split(token, ".")))) for token, position in first.items()]
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -124,6 +122,8 @@ def _signed(sign: str, digits: str, base: int) -> int | None:
 
 def _number(text: str) -> int | None:
     """As C++'s stoul with base 0: what follows the digits does not matter; None where it throws."""
+    if text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 10:
+        return int(text)  # what nearly every mask has
     match = _NUMBER.match(text)
     if match is None:
         return None

@@ -77,7 +77,7 @@ def visible(env: Mapping[str, str], inventory: Inventory, context: Context, laye
         if len(cards) > 1 and (selected or _could_select(reading, cards, len(cards))):
             _check_order(reading, cards, context)
         answers.append(_grouped(reading, selected, env, context))
-    for reading, answer in zip(readings, answers, strict=True):
+    for reading, answer in zip(readings[1:], answers[1:], strict=True):
         if [device.key for device in answer] != [device.key for device in answers[0]]:
             raise _disagreement(readings[0], reading)
     return answers[0]
