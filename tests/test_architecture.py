@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.masks import DEFAULT_RUNTIMES, RUNTIMES
 from exporter.refusals import REFUSALS
 from tests import masks_page, metrics_page
 
@@ -125,6 +126,52 @@ def test_only_the_command_line_prints_or_exits() -> None:
     for path in SOURCES:
         if path.name not in ("cli.py", "__main__.py"):
             assert not re.search(r"(?<![\w.])(print|exit)\(|sys\.exit\(", path.read_text()), path
+
+
+MASKS = sorted((PACKAGE / "masks").glob("*.py"))
+# Beside the registry: which file uses which. Only SYCL stands on other runtimes, and on none of their text.
+USES = {
+    "cuda": {"cuda_readings", "front_end"},
+    "rocm": {"rocr", "front_end"},
+    "level_zero": {"affinity_mask"},
+    "sycl": {"cuda", "rocm", "level_zero", "affinity_mask"},
+}
+PURE = {"__future__", "collections.abc", "itertools", "msgspec.structs", "re", "typing"}
+
+
+@pytest.mark.parametrize("path", MASKS, ids=lambda path: path.stem)
+def test_masks_are_pure_short_and_read_text_alone(path: Path) -> None:
+    """Nothing that does input or output is imported, no runtime uses the tokenizer of another, each file is short."""
+    found = {module for module, _ in imported(path)}
+    assert {module for module in found if not module.startswith("exporter")} <= PURE
+    assert found <= PURE | {f"exporter.{name}" for name in ("inventory", "model", "masks", "masks.base")} | {
+        f"exporter.masks.{name}" for name in USES.get(path.stem, ())
+    }
+    others = {name for module, name in imported(path) if module == "exporter.masks"}
+    assert path.stem == "__init__" or others <= USES.get(path.stem, set())
+    assert {name for module, name in imported(path) if module == "exporter.masks.affinity_mask"} <= (
+        {"Visible"} if path.stem == "sycl" else {"MASK", "Visible", "select"}
+    )
+    assert len(path.read_text().splitlines()) < 300
+
+
+def imported(path: Path) -> set[tuple[str, str]]:
+    """Module and name of everything that a source imports; each with ``from ... import``."""
+    tree = ast.parse(path.read_text())
+    plain = {(alias.name, "") for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {
+        (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_no_two_runtimes_number_one_vendors_cards_by_default() -> None:
+    """So no fleet that names no runtime has a card twice."""
+    vendors = [vendor for name in DEFAULT_RUNTIMES for vendor in RUNTIMES[name].vendors]
+    assert len(vendors) == len(set(vendors))
+    assert DEFAULT_RUNTIMES == ("cuda", "rocm", "level_zero")
 
 
 def test_every_refusal_code_in_use_is_listed() -> None:

@@ -142,6 +142,8 @@ def _invalid(term: str, why: str) -> RefusedError:
 
 def _target(discards: bool, backend: str, device: str, term: str) -> _Target:
     """A kind such as ``gpu``, or a path: a number or ``*``, then perhaps two more. A number may not follow a ``*``."""
+    if device.isascii() and device.isdigit() and len(device) < 10:  # what nearly every selector has
+        return _Target(discards, backend, "", (int(device),))
     parts = device.split(".")
     if len(parts) > 3 or not all(parts) or (parts[0] in _KINDS and len(parts) > 1):
         raise _invalid(term, f"`{device}` is not a device, or more than three numbers")
@@ -180,12 +182,14 @@ def _selected(targets: Sequence[_Target], backend: str, devices: Sequence[_Devic
 def _meant_by(targets: Sequence[_Target], backend: str) -> Callable[[int], list[_Target]]:
     """The targets that mean the GPU of a number, in their order, found without a look at each."""
     places: dict[_Number, list[int]] = {}
-    first = {target: place for place, target in reversed(list(enumerate(targets)))}
+    whole: set[_Target] = set()
     for place, target in enumerate(targets):
-        repeats = len(target.path) < 2 and first[target] != place  # which changes nothing but for tiles
-        number = None if repeats else target.among(backend)
-        if number is not None:
-            places.setdefault(number, []).append(place)
+        number = target.among(backend)
+        if number is None or target in whole:  # repeats change nothing but for tiles
+            continue
+        places.setdefault(number, []).append(place)
+        if len(target.path) < 2:
+            whole.add(target)
     anyway = places.get("*", [])
     return lambda number: [targets[place] for place in sorted((*places.get(number, ()), *anyway))]
 
