@@ -86,7 +86,7 @@ def test_the_registry() -> None:
     [
         # no mask, and what is taken for none
         *((None, "a b"), ("", "a b"), ("default", "a b"), ("0" * 4096, "a b"), ("0" * 4095, "a")),
-        ("é" * 2048, "a b"),
+        *(("é" * 2048, "a b"), ("0" + "\udcff" * 1400, "a"), ("0" + "\ud800" * 1400, "a b")),
         # cards, never reordered, repeats and what is out of range are harmless
         *(("0", "a"), ("1", "b"), ("1,0", "a b"), ("0,0", "a"), ("0,9,1", "a b"), ("2", ""), ("0,-1,1", "a b")),
         # tiles: some, all, one outside
@@ -100,7 +100,7 @@ def test_the_registry() -> None:
         *((" ", "!"), ("default,", "!"), ("0,1,x", "!"), ("18446744073709551616", "!"), ("-18446744073709551616", "!")),
         *(("\uff11", "!"), ("9" * 4000, "!"), ("1.1.1.1", "!"), ("0x" + "f" * 17, "!"), ("0.0.x", "!")),
         # three parts are ignored, and more where the tile is out of range
-        *(("1.1.1", ""), ("0,1.1.1", "a"), ("0.9.1.1", ""), ("9.1.1.1", "")),
+        *(("1.1.1", ""), ("0,1.1.1", "a"), ("0.9.1.1", ""), ("9.1.1.1", ""), ("0.1.x", "!"), ("9.1.x", "")),
         # numbers past 32 bits
         *(("4294967296", "integer-wrap"), ("4294967297", "integer-wrap"), ("4294967298", ""), ("2147483648", "")),
         *(("-4294967295", "integer-wrap"), ("0.4294967296", "integer-wrap"), ("-18446744073709551615", "integer-wrap")),
@@ -184,7 +184,22 @@ def test_an_unknown_count_of_tiles() -> None:
 # --- the order
 
 
-@pytest.mark.parametrize("flag", ["", "0", "true", "yes", "0x1", "+", "4294967296", " 0", None])
+def test_one_name_does_not_make_one_family() -> None:
+    """Where the families of equally named cards are known to differ, or one's is not known, they are not alike."""
+    older = card("a", product_family_rank=1)
+    assert read({}, (older, card("b"))) == "b a"
+    assert read({PCI_ORDER: "1"}, (older, card("b"))) == "driver-order-unknown"
+    assert read({}, (older, card("b")), multi_driver_library=None) == "multiple-driver-libraries"
+    assert read({}, (card("a", product_family_rank=None), card("b"))) == "driver-order-unknown"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("", "0", "true", "yes", "0x1", "+", "4294967296", " 0", "--1", "-", "-0", "0" * 5000, "1" * 4096, None),
+        *("-9223372036854775808", "-9223372036854775809", "-" + "9" * 4000),
+    ],
+)
 def test_integrated_cards_come_last(flag: str | None) -> None:
     """Without the PCI flag, which is a number, the mask counts discrete cards first."""
     env = {} if flag is None else {PCI_ORDER: flag}
@@ -193,7 +208,13 @@ def test_integrated_cards_come_last(flag: str | None) -> None:
     assert read(env, (UHD, B580)) == "c a"
 
 
-@pytest.mark.parametrize("flag", ["1", "2", "-1", " 1", "1x", "01"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("1", "2", "-1", " 1", "1x", "01", "+1", "0" * 20 + "1", "4294967297", "18446744073709551616", "9" * 4000),
+        *("9223372036854775807", "-9223372036854775807"),
+    ],
+)
 def test_with_the_flag_the_mask_counts_addresses(flag: str) -> None:
     """Then an integrated card at a low address is 0; the order of several families is not known."""
     assert read({PCI_ORDER: flag, MASK: "0"}, (UHD, B580)) == "a"
@@ -240,6 +261,7 @@ def test_what_leaves_none_needs_no_order() -> None:
     """In any order of any driver."""
     assert read({MASK: "7"}, cards("ab"), driver="old", multi_driver_library=True) == ""
     tiled = (card("a", tiles=1), card("b", tiles=4))
+    assert read(COMPOSITE | {MASK: "0.1.1.1.1"}, tiled) == ""
     assert read(COMPOSITE | {MASK: "0.3"}, tiled) == ""
     assert read(COMPOSITE | {MASK: "0.3"}, tiled, driver="old") == "driver-order-unknown"
 
@@ -257,7 +279,8 @@ def test_facts_that_are_missing() -> None:
     doubtful = (card("a", integrated=None, name="A"), card("b", name="B"))
     assert read({MASK: "0"}, doubtful) == "driver-order-unknown"
     assert read({MASK: "0", PCI_ORDER: "1"}, doubtful) == "a"
-    assert read({MASK: "0"}, cards("ab", integrated=None)) == "a"
+    assert read({MASK: "0"}, cards("ab", integrated=None)) == "driver-order-unknown"
+    assert read({MASK: "0"}, (card("a"), card("b", integrated=None))) == "driver-order-unknown"
     nowhere = (card("a"), card("b", pci_bus_id=""))
     assert read({MASK: "0"}, nowhere) == "inventory-incomplete"
 
@@ -272,6 +295,9 @@ def test_the_drivers_own_spellings_must_make_no_difference() -> None:
     assert read({f"NEO_{HIERARCHY}": "FLAT", MASK: "1"}, cards("ab", tiles=2)) == "hierarchy-unknown"
     assert read({f"NEO_L0_{PCI_ORDER}": "1", MASK: "0"}, (UHD, B580)) == "driver-order-unknown"
     assert read({f"NEO_L0_{PCI_ORDER}": "1", MASK: "0"}, cards("ab")) == "a"
+    overlong = {"NEO_L0_ZE_AFFINITY_MASK": "0" * 4096}
+    assert read(overlong | {"NEO_ZE_AFFINITY_MASK": "1", MASK: "1"}, cards("ab")) == "b"
+    assert read(overlong | {"NEO_ZE_AFFINITY_MASK": "1"}, cards("ab")) == "token-dialect"
 
 
 # --- the count

@@ -329,6 +329,10 @@ def test_a_shortened_uuid_may_be_a_missing_cards() -> None:
     assert read({ROCR: "GPU-aaaaaaaaaaaaaaaa"}, silent) == "a"
     shared = partitions("b", "GPU-5555555555555555")
     assert read({ROCR: "GPU-5555555555555555"}, shared, whole=False) == "inventory-incomplete"
+    for variable in (ROCR, HIP, CUDA):
+        assert read({variable: "GPU-aaaaaaaaaaaaaaaa"}, (), whole=False) == "inventory-incomplete"
+        assert read({variable: "GPU-aaaaaaaaaaaaaaaa"}, (), whole=False, reach=None) == "inventory-incomplete"
+        assert read({variable: "GPU-aaaaaaaaaaaaaaaa"}, ()) == ""
 
 
 def test_other_systems_and_front_ends() -> None:

@@ -58,6 +58,11 @@ def test_the_registry() -> None:
         # numbers as C++ reads them, empty entries dropped
         *(("level_zero:01", "b"), ("level_zero: 1", "b"), ("level_zero:+1", "b"), ("level_zero:1x", "b")),
         *(("level_zero:0x1", "a"), ("level_zero:0,,2", "a c"), ("level_zero:0,", "a"), ("level_zero:0;", "a")),
+        *(
+            ("level_zero:" + "0" * 5000, "a"),
+            ("level_zero:" + "0" * 5000 + "1", "b"),
+            ("level_zero:-" + "0" * 5000, "a"),
+        ),
         *(("level_zero:,", ""), (";;level_zero:0;;", "a"), ("level_zero:2147483647", ""), ("level_zero:1 ", "b")),
         # what discards comes last, wins, and alone means everything else
         *(("!level_zero:1", "a c d"), ("!level_zero:1,2", "a d"), ("*:*;!level_zero:0", "b c d"), ("*:*;!*:*", "")),
@@ -131,6 +136,14 @@ def test_tiles_under_flat_have_no_parts() -> None:
     assert read("level_zero:2", TWO_MAX, FLAT) == read("level_zero:2", TWO_MAX) == "b0"
     assert read("level_zero:0.*", TWO_MAX, FLAT) == ""
     assert read("level_zero:*", TWO_MAX) == "a0 a1 b0 b1"
+
+
+def test_an_unknown_count_of_tiles() -> None:
+    """It matters where a path asks for tiles, and only there."""
+    unknown = cards("a", tiles=None)
+    for selector in ("level_zero:0.0", "level_zero:0.*", "level_zero:*.*,0", "level_zero:0.9"):
+        assert read(selector, unknown, COMPOSITE) == "hierarchy-unknown"
+    assert read("level_zero:0", unknown, COMPOSITE) == read(None, unknown, COMPOSITE) == "a"
 
 
 def test_the_affinity_mask_works_underneath() -> None:

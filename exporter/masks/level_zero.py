@@ -24,8 +24,8 @@ LOADER_ORDER = "ZEL_DRIVERS_ORDER"
 _PREFIXES = ("NEO_L0_", "NEO_")
 _PREFIXED = tuple(prefix + name for name in (MASK, HIERARCHY, PCI_ORDER) for prefix in _PREFIXES)
 
-_FLAG = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]{1,20})")
-_LONGEST_MASK = 4096  # bytes: from there on the driver takes the variable for unset
+_FLAG = re.compile(r"[ \t\n\v\f\r]*(?:\+|(-))?([0-9]+)")
+_LONGEST = 4096  # bytes: from there on the driver takes a variable for unset
 
 # What may be of cards that are not known: how many tiles one has, and how many are missing from the inventory.
 _TILE_COUNTS = (1, 2, 4)
@@ -60,8 +60,13 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
     return Inversion(tuple(resolved), tuple(layers))
 
 
-def visible(env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]) -> Sequence[Visible]:
-    """As :func:`invert`: adds its layer to ``layers``, and raises :class:`RefusedError` where that would refuse."""
+def visible(
+    env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer], in_parts: bool = False
+) -> Sequence[Visible]:
+    """As :func:`invert`: adds its layers to ``layers``, and raises :class:`RefusedError` where that would refuse.
+
+    With ``in_parts`` it is also refused where the tiles of a device are not known.
+    """
     cards = _reachable(inventory, context.reach)
     readings = _readings(env, cards, inventory.whole)
     if context.reach is None or not inventory.whole:
@@ -78,9 +83,13 @@ def visible(env: Mapping[str, str], inventory: Inventory, context: Context, laye
             _check_order(reading, cards, context)
         answers.append(_grouped(reading, selected, env, context))
     for reading, answer in zip(readings[1:], answers[1:], strict=True):
-        if [device.key for device in answer] != [device.key for device in answers[0]]:
+        if _told(answer, in_parts) != _told(answers[0], in_parts):
             raise _disagreement(readings[0], reading)
     return answers[0]
+
+
+def _told(answer: Sequence[Visible], in_parts: bool) -> list[tuple[DeviceKey, tuple[int, ...]]]:
+    return [(device.key, device.tiles if in_parts and device.parts else ()) for device in answer]
 
 
 def _reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> list[Device]:
@@ -95,7 +104,7 @@ def _reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> list
 
 def _readings(env: Mapping[str, str], cards: Sequence[Device], whole: bool) -> list[_Reading]:
     """Every combination of what is not certain, the likeliest first; one where all is certain."""
-    masks = [None if text in (None, "", "default") or _ignored(text) else text for text in _spellings(env, MASK)]
+    masks = [None if text in (None, "", "default") else text for text in _spellings(env, MASK)]
     hierarchies = [choice for text in _spellings(env, HIERARCHY) for choice in _hierarchies(text, cards, whole)]
     orders = [_is_on(text) for text in _spellings(env, PCI_ORDER)]
     counts = _TILE_COUNTS if any(card.tiles is None for card in cards) else (1,)
@@ -105,12 +114,16 @@ def _readings(env: Mapping[str, str], cards: Sequence[Device], whole: bool) -> l
 
 def _spellings(env: Mapping[str, str], name: str) -> list[str | None]:
     """The value under the driver's own spellings of the name, which beat the plain one where they are read."""
-    prefixed = [env[prefix + name] for prefix in _PREFIXES if prefix + name in env]
-    return [*prefixed[:1], env.get(name)]
+    prefixed = [_read(env, prefix + name) for prefix in _PREFIXES]
+    return [*[text for text in prefixed if text is not None][:1], _read(env, name)]
 
 
-def _ignored(text: str) -> bool:
-    return len(text.encode(errors="surrogatepass")) >= _LONGEST_MASK
+def _read(env: Mapping[str, str], name: str) -> str | None:
+    """The variable's text, unless it is too long for the driver, which takes that for unset."""
+    text = env.get(name, "")
+    undecoded = sum("\udc80" <= character <= "\udcff" for character in text)  # bytes that were no UTF-8
+    size = len(text.encode(errors="surrogatepass")) - 2 * undecoded
+    return env.get(name) if size < _LONGEST else None
 
 
 def _hierarchies(text: str | None, cards: Sequence[Device], whole: bool) -> list[bool]:
@@ -124,8 +137,13 @@ def _hierarchies(text: str | None, cards: Sequence[Device], whole: bool) -> list
 
 
 def _is_on(text: str | None) -> bool:
+    """As C's atoll, which clamps, cut to 32 bits: any number but 0."""
     match = _FLAG.match(text or "")
-    return match is not None and int(match[1]) % (1 << 32) != 0
+    if match is None:
+        return False
+    digits = match[2].lstrip("0")
+    number = int(digits or "0") if len(digits) < 20 else 1 << 63
+    return (-min(number, 1 << 63) if match[1] else min(number, (1 << 63) - 1)) % (1 << 32) != 0
 
 
 def _disagreement(first: _Reading, other: _Reading) -> RefusedError:
@@ -149,7 +167,10 @@ def _could_select(reading: _Reading, cards: Sequence[Device], count: int) -> boo
     unknown = _TILE_COUNTS if count > len(cards) else ()
     tiles = max((*(card.tiles or reading.unknown_tiles for card in cards), *unknown), default=1)
     card = Device(key=DeviceKey("intel", ""), physical_index=None, pci_bus_id="", tiles=tiles)
-    return bool(select(reading.mask, [card] * count, reading.composite)[0])
+    try:
+        return bool(select(reading.mask, [card] * count, reading.composite)[0])
+    except RefusedError:
+        return True
 
 
 # --- the order
@@ -162,7 +183,9 @@ def _ordered(reading: _Reading, cards: Sequence[Device]) -> list[Device]:
 
 
 def _alike(cards: Sequence[Device]) -> bool:
-    return len({card.name for card in cards}) == 1 and bool(cards[0].name)
+    """The cards are of one model, and nothing that is known of them says otherwise."""
+    names, ranks = {card.name for card in cards}, {card.product_family_rank for card in cards}
+    return len(names) == 1 and bool(cards[0].name) and len(ranks) == 1 and len({card.integrated for card in cards}) == 1
 
 
 def _check_order(reading: _Reading, cards: Sequence[Device], context: Context) -> None:
@@ -178,7 +201,7 @@ def _check_order(reading: _Reading, cards: Sequence[Device], context: Context) -
         raise RefusedError(
             "multiple-driver-libraries", f"{len(cards)} cards, and several driver libraries {how} installed"
         )
-    if not reading.by_address and not _alike(cards) and any(card.integrated is None for card in cards):
+    if not reading.by_address and any(card.integrated is None for card in cards):
         raise RefusedError("driver-order-unknown", "whether a card is integrated is not known")
 
 

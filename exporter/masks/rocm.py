@@ -171,7 +171,7 @@ def _by_uuid(entry: str, agents: Sequence[Target], host: Host) -> Target | None:
     found = list(_named(entry, cards, host))
     if places and len(found) > 1:
         raise host.unordered(f"which of {len(found)} cards `{entry}` names")
-    if cards:
+    if agents:
         host.check_named(entry, found)
     return found[0] if found else None
 

@@ -23,7 +23,7 @@ _LLAMA_CPP = "GGML_SYCL_"
 
 _BACKENDS = ("level_zero", "opencl", "cuda", "hip", "native_cpu", "offload")
 _KINDS = ("cpu", "gpu", "fpga", "host")
-_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 # libsycl sorts the terms, and its sort keeps equal ones in order only up to this many.
@@ -58,44 +58,51 @@ class _Device(NamedTuple):
     parts: tuple[DeviceKey, ...]
 
 
+class _Process(NamedTuple):
+    """What is asked about."""
+
+    env: Mapping[str, str]
+    inventory: Inventory
+    context: Context
+
+
 def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> Inversion | Refusal:
     """The devices that a SYCL process with this environment numbers 0..n-1 under one backend, Level Zero if unknown."""
     layers: list[Layer] = []
     try:
-        chosen = list(_chosen(env, inventory, context, layers))
+        chosen = _chosen(_Process(env, inventory, context), layers)
     except RefusedError as refusal:
         return Refusal(refusal.code, refusal.detail, tuple(layers))
     resolved = (Resolved(device.key, device.evidence, index) for index, device in enumerate(chosen))
     return Inversion(tuple(resolved), tuple(layers))
 
 
-def _chosen(env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]) -> Sequence[_Device]:
+def _chosen(process: _Process, layers: list[Layer]) -> Sequence[_Device]:
+    env, context = process.env, process.context
     legacy = next((name for name in _LEGACY if name in env), None)
     if legacy:
         raise RefusedError("legacy-selector", f"{legacy} is set, whose effect depends on the release")
     text, backend = env.get(SELECTOR), context.backend or "level_zero"
     targets = [_ANYTHING] if text is None else _targets(text)
     accepted = any(not target.discards and target.backend in ("*", backend) for target in targets)
-    devices = _devices(backend, env, inventory, context, layers) if accepted else []
-    chosen = _selected(targets, backend, devices)
+    in_parts = any(len(target.path) > 1 for target in targets)
+    chosen = _selected(targets, backend, _devices(backend, process, layers, in_parts)) if accepted else []
     layers.append(Layer(SELECTOR, text, len(chosen)))
-    if not chosen and context.opencl is not False:
-        _check_opencl(targets, backend, env, inventory, context)
+    if not chosen and backend == "level_zero" and context.opencl is not False:
+        _check_opencl(targets, process)
     front_end = context.frontend or ("llama.cpp" if any(name.startswith(_LLAMA_CPP) for name in env) else None)
     if len(chosen) > 1 and front_end == "llama.cpp":
         raise RefusedError("frontend-order", "llama.cpp sorts its SYCL devices, and equal ones have no order")
     return chosen
 
 
-def _devices(
-    backend: str, env: Mapping[str, str], inventory: Inventory, context: Context, layers: list[Layer]
-) -> Sequence[_Device]:
+def _devices(backend: str, process: _Process, layers: list[Layer], in_parts: bool) -> Sequence[_Device]:
     """What the backend enumerates, which its own masks have narrowed already."""
     if backend == "level_zero":
-        return [_of_level_zero(device) for device in level_zero.visible(env, inventory, context, layers)]
+        return [_of_level_zero(device) for device in level_zero.visible(*process, layers, in_parts)]
     if backend not in ("cuda", "hip"):
         raise RefusedError("opencl-order-unknown", f"the order of the devices of {backend} is not established")
-    outcome = (cuda if backend == "cuda" else rocm).invert(env, inventory, context)
+    outcome = (cuda if backend == "cuda" else rocm).invert(*process)
     layers += outcome.layers
     if isinstance(outcome, Refusal):
         raise RefusedError(outcome.code, outcome.detail)
@@ -160,9 +167,12 @@ def _target(discards: bool, backend: str, device: str, term: str) -> _Target:
 def _number(part: str, term: str) -> int:
     """As C++'s stoi: what follows the digits does not matter."""
     match = _NUMBER.match(part)
-    if match is None or len(match[1].lstrip("+-").lstrip("0")) > 10 or not -(1 << 31) <= int(match[1]) < 1 << 31:
+    digits = match[2].lstrip("0") if match else ""
+    number = int(digits or "0") if len(digits) <= 10 else 1 << 31
+    number = -number if match and match[1] == "-" else number
+    if match is None or not -(1 << 31) <= number < 1 << 31:
         raise _invalid(term, f"`{part}` is not a number")
-    return int(match[1])
+    return number
 
 
 # --- what it selects
@@ -218,14 +228,12 @@ def _tiles_of(target: _Target, device: _Device) -> Sequence[DeviceKey]:
     return device.parts[tile : tile + 1] if tile >= 0 else ()
 
 
-def _check_opencl(
-    targets: Sequence[_Target], backend: str, env: Mapping[str, str], inventory: Inventory, context: Context
-) -> None:
+def _check_opencl(targets: Sequence[_Target], process: _Process) -> None:
     """Raises where a term may show cards through OpenCL, which reads Level Zero's mask as well."""
-    if backend != "level_zero" or not _shows_by_opencl(targets, len(inventory.boards())):
+    if not _shows_by_opencl(targets, len(process.inventory.boards())):
         return
     try:
-        if not level_zero.visible(env, inventory, context, []):
+        if not level_zero.visible(*process, []):
             return
     except RefusedError:
         pass  # so it is not known that the mask leaves none
