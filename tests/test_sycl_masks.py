@@ -253,3 +253,5 @@ def test_unknown_counts_are_refused_but_for_nothing() -> None:
     assert read("level_zero:0", reach=None) == "reach-unknown"
     assert read("level_zero:0", whole=False) == "inventory-incomplete"
     assert read("cuda:*", whole=False, reach=None) == ""
+    assert read("opencl:0", (), whole=False, opencl=None) == "opencl-order-unknown"
+    assert read("opencl:7", whole=False, opencl=None) == "opencl-order-unknown"

@@ -26,6 +26,9 @@ _KINDS = ("cpu", "gpu", "fpga", "host")
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
+# How many cards an inventory that is not whole may be short of, each of which OpenCL may show.
+_MISSING_AT_MOST = 64
+
 # libsycl sorts the terms, and its sort keeps equal ones in order only up to this many.
 _SORTED_STABLY = 16
 
@@ -230,7 +233,8 @@ def _tiles_of(target: _Target, device: _Device) -> Sequence[DeviceKey]:
 
 def _check_opencl(targets: Sequence[_Target], process: _Process) -> None:
     """Raises where a term may show cards through OpenCL, which reads Level Zero's mask as well."""
-    if not _shows_by_opencl(targets, len(process.inventory.boards())):
+    missing = 0 if process.inventory.whole else _MISSING_AT_MOST
+    if not _shows_by_opencl(targets, len(process.inventory.boards()) + missing):
         return
     try:
         if not level_zero.visible(*process, []):
