@@ -14,7 +14,7 @@ from exporter.inventory import Inventory, narrowed, pci_sort_key
 from exporter.masks.vulkan import REORDERING
 from exporter.model import Context, Device, DeviceKey, Inversion, Refusal, VulkanDevice
 from exporter.refusals import REFUSALS
-from tests.mask_vectors import _context
+from tests.mask_vectors import implied_context
 from tests.strategies import TRICKY
 from tests.test_cuda_properties import keys_of
 
@@ -73,7 +73,7 @@ def _described(inventory: Inventory) -> Iterator[str]:
 
 def usual(inventory: Inventory, reach: frozenset[DeviceKey] | None = None, **known: Any) -> Context:
     """The context that a worked mask implies, over the whole host unless a reach is given."""
-    return _context(known, inventory, reach)
+    return implied_context(known, inventory, reach)
 
 
 def told(outcome: Inversion | Refusal) -> list[DeviceKey] | str:

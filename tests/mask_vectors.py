@@ -23,6 +23,8 @@ from exporter.inventory import Inventory, Row, from_rows
 from exporter.masks import RUNTIMES, invert
 from exporter.model import Context, DeviceKey, Refusal
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast where it is there
+
 COUNTS = ("right", "wrong", "refused")
 VENDORS = {"cuda": "nvidia", "rocm": "amd", "level_zero": "intel", "sycl": "intel", "vulkan": "vulkan"}
 BACKENDS = {"cuda": "nvidia", "hip": "amd"}
@@ -50,7 +52,7 @@ def load(path: Path) -> Iterator[Vector]:
     if path.suffix == ".jsonl" or text.startswith("{"):
         yield from _json_lines(text, path.name)
     else:
-        yield from _yaml_vectors(yaml.safe_load(text))
+        yield from _yaml_vectors(yaml.load(text, Loader=_LOADER))  # noqa: S506  (a safe one)
 
 
 def _yaml_vectors(document: Mapping[str, Any]) -> Iterator[Vector]:
@@ -68,7 +70,7 @@ def _answer(answer: Mapping[str, Any]) -> Answer:
 
 
 def _json_lines(text: str, name: str) -> Iterator[Vector]:
-    lines = text.splitlines()
+    lines = text.split("\n")  # and at nothing else that may stand in a mask
     inventories = json.loads(lines[0])["inventories"]
     for number, line in enumerate(lines[1:], start=2):
         if line.strip():
@@ -93,14 +95,15 @@ def answer(vector: Vector) -> Answer:
     rows = [msgspec.convert(row, Row) for row in vector.rows]
     vendor = BACKENDS.get(vector.context.get("backend", ""), VENDORS[vector.runtime])
     inventory, reach = from_rows(rows, vendor)
-    outcome = invert(vector.runtime, vector.env, inventory, _context(vector.context, inventory, reach))
+    outcome = invert(vector.runtime, vector.env, inventory, implied_context(vector.context, inventory, reach))
     if isinstance(outcome, Refusal):
         return "refuse", outcome.code, None
     identities = [resolved.key.identity for resolved in outcome.devices]
     return "visible", identities, [resolved.raw_position for resolved in outcome.devices]
 
 
-def _context(given: Mapping[str, Any], inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Context:
+def implied_context(given: Mapping[str, Any], inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Context:
+    """What a worked mask implies where it does not say otherwise; ``reach`` None is the whole host."""
     implied: dict[str, Any] = {
         "driver": "current",
         "frontend": "none",
