@@ -262,6 +262,10 @@ def test_cards_that_fail_to_initialise_move_later_ones_up() -> None:
     assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, devices) == "isa-drop"
     assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0", ROCR: "0,2"}, devices) == "b"
     assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0", HIP: "1"}) == "c"
+    neither = (card("a"), card("d", hsa_isa_ok=False, hip_ok=False))
+    assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, neither) == "a"
+    assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, neither, api="hsa") == "isa-drop"
+    assert read({"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}, neither, api=None) == "isa-drop"
 
 
 # --- what is not known

@@ -73,15 +73,18 @@ def _whatever_the_count(env: Mapping[str, str], host: Host, api: str | None) -> 
 
 def _agreed(env: Mapping[str, str], host: Host, api: str | None) -> _Reading:
     """HIP as its source has it, which AMD's manual contradicts: there ``GPU_DEVICE_ORDINAL`` applies to HIP as well."""
-    reading = _stacked(env, host, api or "hip")
-    others = [_stacked(env, host, other) for other in ("hsa", "opencl") if api is None]
-    if api in (None, "hip") and OPENCL in env:
+    apis = ("hip", "hsa", "opencl") if api is None else (api,)
+    reading = _stacked(env, host, apis[0])
+    others = [_stacked(env, host, other) for other in apis[1:]]
+    if apis[0] == "hip" and OPENCL in env:
         others.append(_filtered(reading, OPENCL, env[OPENCL], host))
-    if ISA in env and _stacked(env, host._replace(named=_with_isa(host)), api or "hip").targets != reading.targets:
-        raise RefusedError("isa-drop", f"whether ROCr drops a card for its ISA depends on {ISA}={env[ISA]!r}")
     if any(other.targets != reading.targets for other in others):
         doubt = f"{OPENCL}={env.get(OPENCL)!r}: AMD's manual has HIP apply it, HIP's source has not"
         raise RefusedError("doc-conflict", doubt if api else "whether HIP, HSA or OpenCL is used is not known")
+    if ISA in env:
+        known = host._replace(named=_with_isa(host))
+        if any(_stacked(env, known, each).targets != reading.targets for each in apis):
+            raise RefusedError("isa-drop", f"whether ROCr drops a card for its ISA depends on {ISA}={env[ISA]!r}")
     return reading
 
 
