@@ -26,8 +26,9 @@ from exporter.binding import context_of
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
-from exporter.inventory import Inventory, from_rows, read_rows, to_rows
+from exporter.inventory import Inventory
 from exporter.model import Context, Inversion, Refusal, Snapshot
+from exporter.saved_inventory import from_rows, read_rows, to_rows
 from exporter.web.server import parse_address
 
 _PROGRAM = "gpu-fleet-exporter"
@@ -261,7 +262,7 @@ def _unknown_fleet(name: str, known: Sequence[str]) -> InputError:
 
 def _explain_environment(options: argparse.Namespace) -> int:
     """An environment given on the command line, over a saved inventory or this host's devices."""
-    runtime, env = _runtime(options.runtime), dict(map(_assignment, options.env or []))
+    runtime, env = _runtime(options.runtime), _environment(options.env or [])
     vendors = masks.RUNTIMES[runtime].vendors
     reach, versions = None, dict.fromkeys(vendors, options.driver_version)
     if options.inventory:
@@ -269,10 +270,11 @@ def _explain_environment(options: argparse.Namespace) -> int:
     else:
         snapshot = _snapshot(options)
         _print_troubles(snapshot)
-        if not any(device.key.vendor in vendors for device in snapshot.devices) and vendors:
-            raise CouldNot(f"no device of the runtime {runtime} was found on this host")
         inventory = Inventory(snapshot.devices, whole=not snapshot.incomplete)
         versions = dict(snapshot.driver_versions)
+    if not any(device.key.vendor in vendors for device in inventory.devices) and vendors:
+        place = f"in {options.inventory}" if options.inventory else "on this host"
+        raise CouldNot(f"no device of the runtime {runtime} was found {place}")
     if vendors:
         chosen = tuple(device for device in inventory.devices if device.key.vendor in vendors)
         inventory = Inventory(chosen, inventory.whole)
@@ -316,11 +318,16 @@ def _runtime(name: str | None) -> str:
     return name
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InputError(f"--env: found '{text}', expected NAME=VALUE")
-    return name, value
+def _environment(assignments: Sequence[str]) -> dict[str, str]:
+    env: dict[str, str] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"--env: found '{text}', expected NAME=VALUE")
+        if name in env:
+            raise InputError(f"--env: found {name} twice, expected it once")
+        env[name] = value
+    return env
 
 
 def _check_config(options: argparse.Namespace) -> int:

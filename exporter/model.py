@@ -12,6 +12,7 @@ State = Literal["ok", "lost", "hung", "asleep"]
 
 EVIDENCE: tuple[Evidence, ...] = ("proven", "probed", "assumed")
 STATES: tuple[State, ...] = ("ok", "lost", "hung", "asleep")
+VULKAN_KINDS: tuple[str, ...] = ("discrete", "integrated", "virtual", "cpu", "other")
 
 FAULT_REASONS: tuple[str, ...] = (
     "crashed",
@@ -171,11 +172,13 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What one mask variable did: ``text`` as set (None: unset), how many devices it left, where it stopped and why."""
+    """What one mask variable did: ``text`` as set (None: unset), how many devices it left (None: the mask is refused
+    here), where it stopped and why.
+    """
 
     variable: str
     text: str | None
-    left: int
+    left: int | None
     stopped: str = ""
 
 

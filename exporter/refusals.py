@@ -16,17 +16,18 @@ _USE_UUIDS = "Name the cards by UUID in the mask: a UUID mask needs neither orde
 
 REFUSALS: dict[str, RefusalCode] = {
     "backend-down": RefusalCode(
-        "the vendor's backend gives no inventory now",
-        "See gpu_exporter_backend_fault_info and the log for the reason; the mask is inverted as soon as it is back.",
+        "the vendor's backend gives no inventory now, or this version has none for the vendor",
+        "See gpu_exporter_backend_fault_info and the log for the reason; the mask is inverted as soon as the "
+        "backend is up.",
     ),
     "doc-conflict": RefusalCode(
         "AMD's manual and its source disagree about GPU_DEVICE_ORDINAL, and that makes a difference",
-        "Unset GPU_DEVICE_ORDINAL for the workload, or set it and HIP_VISIBLE_DEVICES alike.",
+        "Unset GPU_DEVICE_ORDINAL for the workload, and in the fleet's env: HIP_VISIBLE_DEVICES does all that it does.",
     ),
     "driver-order-unknown": RefusalCode(
         "the order in which Level Zero's drivers list these cards is not known",
-        "Set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload (and in the fleet's env) where all cards are of one "
-        "family; else let the mask leave cards of one family only.",
+        "Where all cards are of one model set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload, and in the fleet's "
+        "env; otherwise let it open one card, and state that as reach:.",
     ),
     "evidence-not-accepted": RefusalCode(
         "the answer's grade of evidence is not in mapping.accept",
@@ -34,11 +35,13 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "frontend-order": RefusalCode(
         "llama.cpp numbers devices of its own over the runtime's",
-        "Unset GGML_CUDA_DEVICES; or watch the cards through a fleet of runtime host.",
+        "Unset GGML_CUDA_DEVICES, or the GGML_SYCL_ variables of a workload that is not llama.cpp; for one that "
+        "is, name a single device, or use a fleet of runtime host.",
     ),
     "hierarchy-unknown": RefusalCode(
         "whether Level Zero shows a card or each of its tiles as one device is not known",
-        "Set ZE_FLAT_DEVICE_HIERARCHY to COMPOSITE, FLAT or COMBINED for the workload, in capitals.",
+        "Set ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE, in capitals, for the workload and in the fleet's env, and name "
+        "whole cards.",
     ),
     "integer-wrap": RefusalCode(
         "a number in the mask overflows the runtime's integer type",
@@ -46,7 +49,7 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "inventory-incomplete": RefusalCode(
         "the host's cards were not all known when the workload's index space was fixed",
-        "Bring back or wake the missing card, or name the cards by full UUID in the mask.",
+        "Bring back or wake the missing card; or name the cards by full UUID, which CUDA and ROCm can.",
     ),
     "isa-drop": RefusalCode(
         "ROCr may drop a card whose instruction set it does not know, and later cards would move up",
@@ -82,7 +85,8 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "multiple-driver-libraries": RefusalCode(
         "several Level Zero driver libraries may be installed, and each applies the mask to its own devices",
-        "Leave one driver library installed, or let the workload open one card.",
+        "Let the workload open cards of one model only, and state them as reach:. Which libraries there are is not "
+        "found out yet.",
     ),
     "opencl-order-unknown": RefusalCode(
         "the cards are visible through OpenCL only, whose order is not established",
@@ -92,13 +96,18 @@ REFUSALS: dict[str, RefusalCode] = {
         "CUDA numbers unequal cards in an order that cannot be known from outside",
         "Set CUDA_DEVICE_ORDER=PCI_BUS_ID for the workload (and in the fleet's env), or name the cards by UUID.",
     ),
+    "over-the-cap": RefusalCode(
+        "the mask repeats devices more often than a fleet may have them",
+        "Name each device once.",
+    ),
     "raw-order-unknown": RefusalCode(
         "the raw order of the Vulkan devices can only be enumerated, and was not",
         "Watch the workload's cards through its CUDA, ROCm or Level Zero runtime, or through a fleet of runtime host.",
     ),
     "reach-unknown": RefusalCode(
         "which cards the process can open is not known, so neither is its numbering",
-        "State reach: in the fleet's settings, or name the cards by UUID in the mask.",
+        "State reach: in the fleet's settings with cards that this host has; or name the cards by UUID, which CUDA "
+        "and ROCm can.",
     ),
     "runtime-init-fails": RefusalCode(
         "the runtime fails to initialise on this value",
@@ -110,7 +119,8 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "token-dialect": RefusalCode(
         "the known readings of this mask disagree",
-        "Write plain decimal numbers, or UUIDs exactly as nvidia-smi -L prints them, separated by commas only.",
+        "Write plain decimal numbers, or, for CUDA and ROCm, whole UUIDs as the vendor's tool prints them, and "
+        "nothing else.",
     ),
     "windows-order": RefusalCode(
         "the numbering of devices on Windows is not modelled",

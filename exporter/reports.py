@@ -28,7 +28,7 @@ def inventory_table(devices: Iterable[Device], states: Mapping[DeviceKey, State]
             device.pci_bus_id,
             device.partition or "-",
             device.uuid or "-",
-            device.name or "-",
+            _shown(device.name or "-"),
             _memory(device),
             states.get(device.key, "-"),
         )
@@ -57,7 +57,7 @@ def _explained(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory
     if isinstance(outcome, Refusal):
         code = REFUSALS[outcome.code]
         yield f"  refused: {outcome.code}: {code.meaning}"
-        yield f"  found: {outcome.detail}"
+        yield f"  found: {_shown(outcome.detail)}"
         yield f"  to do: {code.advice}"
     elif not outcome.devices:
         yield "  no device is visible"
@@ -66,22 +66,41 @@ def _explained(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory
 
 
 def _layer(layer: Layer) -> str:
+    left = "refused" if layer.left is None else f"{layer.left} left"
+    stopped = f"; {_shown(layer.stopped)}" if layer.stopped else ""
     if layer.text is None:
-        return f"{layer.variable} is not set: {layer.left} left"
-    stopped = f"; {layer.stopped}" if layer.stopped else ""
-    return f"{layer.variable}={layer.text!r}: {layer.left} left{stopped}"
+        return f"{layer.variable} is not set: {left}{stopped}"
+    return f"{layer.variable}='{_shown(layer.text)}': {left}{stopped}"
+
+
+_LONGEST = 200
+
+
+def _shown(text: str) -> str:
+    """A text from anywhere, on one line and without effect on a terminal; a long one without its middle."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
+    )
 
 
 def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
     rows = [("INDEX", "PHYSICAL", "PCI BUS ID", "PARTITION", "UUID", "NAME", "EVIDENCE")]
+    raw = {entry.raw_position: entry for entry in inventory.vulkan or ()}
     for resolved in outcome.devices:
         device = inventory.find(resolved.key)
-        index, evidence = str(resolved.fleet_index), str(resolved.evidence)
-        if device is None:
-            rows.append((index, "-", "-", "-", resolved.key.identity, "(gone from this host)", evidence))
-        else:
+        entry = raw.get(-1 if resolved.raw_position is None else resolved.raw_position)
+        place = ("-", "-", "-", resolved.key.identity)
+        name = "(gone from this host)"
+        if device is not None:
             place = (_index(device), device.pci_bus_id, device.partition or "-", device.uuid or "-")
-            rows.append((index, *place, device.name or "-", evidence))
+            name = device.name or "-"
+        elif entry is not None:
+            place = ("-", entry.pci_bus_id or "-", "-", "-")
+        if entry is not None:
+            name = f"{entry.name or '-'} (raw {entry.raw_position})"
+        rows.append((str(resolved.fleet_index), *place, _shown(name), str(resolved.evidence)))
     yield from (f"  {line}" for line in table(rows).splitlines())
 
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from exporter.inventory import Inventory, Row, from_rows
+from exporter.inventory import Inventory
 from exporter.masks import RUNTIMES, invert
 from exporter.model import Context, DeviceKey, Refusal
+from exporter.saved_inventory import Row, from_rows
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast where it is there
 

@@ -146,6 +146,30 @@ def test_explain_shows_what_each_mask_left(tmp_path: Path) -> None:
     ]
 
 
+def test_explain_prints_any_text_on_one_line(tmp_path: Path) -> None:
+    """What stands in a mask cannot steer a terminal or break a line, and a long one is shortened."""
+    for text in ("0,\x1b[31m1\n", "0,\u202e1", "0," + "x" * 100_000):
+        status, output = offline(tmp_path, AMD_HOST, "--runtime", "rocm", "--env", f"HIP_VISIBLE_DEVICES={text}")
+        assert status == 0
+        assert len(output.splitlines()) == 5
+        assert len(output) < 1500
+        assert not {"\x1b", "\u202e"} & set(output)
+
+
+def test_a_file_without_the_runtimes_cards(tmp_path: Path) -> None:
+    """It is no answer that no device is visible."""
+    status, output = offline(tmp_path, AMD_HOST, "--runtime", "cuda", "--env", "CUDA_VISIBLE_DEVICES=0")
+    assert status == 1
+    assert "no device of the runtime cuda was found in " in output
+
+
+def test_a_variable_twice(tmp_path: Path) -> None:
+    """Which of the two is meant is not for us to choose."""
+    status, output = offline(tmp_path, AMD_HOST, "--runtime", "rocm", "--env", "A=1", "A=2")
+    assert status == 2
+    assert "--env: found A twice" in output
+
+
 def test_known_facts_decide_what_the_host_does_not_tell(tmp_path: Path) -> None:
     """Without them an order is refused, with them it is answered; they are asked for by the refusal's page."""
     level_zero = ("--runtime", "level_zero", "--env", "ZE_AFFINITY_MASK=0")

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import yaml
 
-from exporter.inventory import Inventory, Row, from_rows
+from exporter.inventory import Inventory
 from exporter.masks import RUNTIMES, invert
 from exporter.model import Context, DeviceKey, Inversion, Refusal
+from exporter.saved_inventory import Row, from_rows
 from tests.strategies import GIB
 
 DOCUMENT = yaml.safe_load((Path(__file__).parent / "data" / "field_cases.yaml").read_text(encoding="utf-8"))

@@ -12,8 +12,9 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from exporter.errors import InventoryFileError
-from exporter.inventory import Inventory, Row, from_rows, narrowed, read_rows, to_rows
+from exporter.inventory import Inventory, narrowed
 from exporter.model import Device, DeviceKey, VulkanDevice
+from exporter.saved_inventory import Row, from_rows, read_rows, to_rows
 from tests import test_level_zero_masks, test_rocm_masks
 from tests.strategies import GIB, Case, asleep, board, card, cards, cases
 
@@ -165,12 +166,11 @@ def test_any_rows_there_and_back(case: Case) -> None:
     assert read.boards() == inventory.boards()
 
 
-def test_a_card_that_only_vulkan_shows() -> None:
-    """It is a device under its address, without the vendor tool's number, which is not the raw position."""
+def test_what_only_vulkan_shows_is_no_card() -> None:
+    """Other runtimes may not see it; and the raw list is in the order of its positions, wherever its rows stand."""
     rows = msgspec.convert(to_rows(Inventory(vulkan=RAW)), list[Row])
-    inventory, reach = from_rows(rows, "nvidia")
-    assert inventory.vulkan == RAW
-    assert inventory.devices == (Device(key=DeviceKey("nvidia", A_ADDRESS), physical_index=None, pci_bus_id=A_ADDRESS),)
+    inventory, reach = from_rows(rows[::-1], "nvidia")
+    assert inventory == Inventory(vulkan=RAW)
     assert reach is None
 
 
@@ -340,6 +340,47 @@ def test_rows_with_mistakes(text: str, words: list[str], tmp_path: Path) -> None
     path.write_text(text, encoding="utf-8")
     message = complaint(path)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- {index: 1, uuid: a, pci: null, vk_type: cpu}", ["found index 1, expected 0 to 0 once each"]),
+        ("- {index: null, uuid: a, pci: null, vk_type: cpu}", ["found index -1, expected 0 to 0 once each"]),
+        (
+            "- {index: 0, uuid: a, pci: null, vk_type: cpu}\n- {index: 0, uuid: b, pci: null, vk_type: cpu}",
+            ["found index 0, 0, expected 0 to 1 once each"],
+        ),
+        ("- {index: 0, uuid: a, pci: null, vk_type: Discrete}", ["vk_type is 'Discrete'", "discrete, integrated"]),
+        ("- {index: 0, uuid: a, pci: null, vendor: AMD}", ["card 0: vendor is 'AMD', expected such as nvidia or amd"]),
+        ("- {index: 0, uuid: a, pci: null, tiles: 0}", ["tiles", "1"]),
+        ("- {index: 0, uuid: a, pci: null, tiles: 65}", ["tiles", "64"]),
+        ("- {index: 0, uuid: a, pci: null, xcp: -1}", ["xcp", "0"]),
+        (
+            "- {index: 0, uuid: GPU-1, pci: null, mig: [{index: 0, uuid: MIG-1, gi: 1, ci: 0}]}\n"
+            "- {index: 1, uuid: GPU-2, pci: null, mig: [{index: 0, uuid: MIG-1, gi: 1, ci: 0}]}",
+            ["card 1 repeats card 0 (MIG-1)"],
+        ),
+        (
+            "- {index: 0, uuid: G, pci: null,\n"
+            "   mig: [{index: 0, uuid: M, gi: 1, ci: 0}, {index: 1, uuid: M, gi: 2, ci: 0}]}",
+            ["card 0 has a MIG device twice"],
+        ),
+    ],
+)
+def test_rows_that_would_name_a_wrong_device(text: str, words: list[str], tmp_path: Path) -> None:
+    """Positions with holes, devices that are there twice, and words that nobody knows are complained about."""
+    path = tmp_path / "cards"
+    path.write_text(text, encoding="utf-8")
+    message = complaint(path)
+    assert all(word in message for word in words), message
+
+
+def test_cards_without_an_address_are_their_uuids() -> None:
+    """So that no two of them are one; only Intel's have tiles."""
+    rows = [row(vendor="amd", uuid="GPU-1", pci=None), row(vendor="amd", uuid="GPU-2", pci=None, xcp=1, tiles=2)]
+    inventory, _ = from_rows(rows, "nvidia")
+    assert [device.key.identity for device in inventory.devices] == ["GPU-1", "GPU-2/xcp1"]
 
 
 def test_partitions_of_one_card_are_no_repeats(tmp_path: Path) -> None:

@@ -344,6 +344,11 @@ def test_the_layers_tell_what_is_counted_and_what_is_left() -> None:
         Layer(HIERARCHY, "FLAT", 8),
         Layer(MASK, "0,9,1", 2, "entry 2 is `9`, which is none of the 8: skipped"),
     )
+    dotted = ask(FLAT | {MASK: "0.1,1"}, TWO_MAX)
+    assert dotted.layers[1].stopped == "entry 1 is `0.1`, which has a dot, which counts under COMPOSITE only: skipped"
+    own = ask({"NEO_ZE_AFFINITY_MASK": "1", MASK: "0"}, cards("ab"))
+    assert own.layers[1:] == (Layer("NEO_ZE_AFFINITY_MASK", "1", 1),)
     refused = ask({MASK: "0,x"}, cards("ab"))
     assert isinstance(refused, Refusal)
+    assert refused.layers == (Layer(HIERARCHY, None, 2), Layer(MASK, "0,x", None))
     assert "`x` is not a number" in refused.detail

@@ -370,6 +370,13 @@ def test_the_layers_tell_what_each_mask_left() -> None:
     assert layers({HIP: "1,1"})[1].stopped == "entry 2 is `1`, a card named before: skipped"
     assert (
         layers({ROCR: "0,1,2,3,4,5"})[0].stopped
-        == "only as many entries are read as there are cards, 4: the last 2 are not"
+        == "only as many entries are read as there are cards, 4: 2 more are not"
     )
     assert layers({}) == (Layer(ROCR, None, 4), Layer(HIP, None, 4))
+
+
+def test_the_layers_tell_where_a_mask_is_refused() -> None:
+    """The variable that is refused has no number of devices; those before it have theirs."""
+    assert layers({ROCR: "0,,1", HIP: "0"}) == (Layer(ROCR, "0,,1", None),)
+    assert layers({ROCR: "0b1"}) == (Layer(ROCR, "0b1", None),)
+    assert layers({ROCR: "0,1", OPENCL: "1"}) == (Layer(ROCR, "0,1", 2), Layer(HIP, None, 2))

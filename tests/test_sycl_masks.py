@@ -176,6 +176,13 @@ def test_many_terms_with_tiles_have_no_certain_order() -> None:
     assert read(f"level_zero:9,{fifteen},1,0,1") == "a b"
 
 
+def test_a_selector_that_repeats_tiles_without_end() -> None:
+    """More than a thousand devices of one fleet are refused, quickly."""
+    assert read("level_zero:" + "*.*," * 100_000, TWO_MAX, COMPOSITE) == "over-the-cap"
+    assert read("level_zero:" + "*.*," * 100_000, TWO_MAX, FLAT) == ""
+    assert read("level_zero:" + "*," * 100_000) == "a b c d"
+
+
 # --- other backends
 
 
@@ -243,8 +250,16 @@ def test_the_layers() -> None:
         Layer(AFFINITY, "2,1", 2),
         Layer(SELECTOR, "level_zero:0", 1),
     )
+    assert ask({SELECTOR: "level_zero:1,7"}, FOUR).layers[-1].stopped == "there is no device 7 among 4: ignored"
+    assert (
+        ask({SELECTOR: "level_zero:1.0"}, FOUR).layers[-1].stopped == "device 1 has no such tile as asked for: ignored"
+    )
+    assert ask({SELECTOR: "cuda:0"}, FOUR).layers == (
+        Layer(SELECTOR, "cuda:0", 0, "no term accepts devices of level_zero"),
+    )
     refused = ask({SELECTOR: "level_zero:0..1"}, FOUR)
     assert isinstance(refused, Refusal)
+    assert refused.layers == (Layer(SELECTOR, "level_zero:0..1", None),)
     assert "`level_zero:0..1`" in refused.detail
 
 

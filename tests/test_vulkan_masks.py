@@ -150,16 +150,38 @@ def test_a_variable_that_reorders(variable: str) -> None:
 
 @pytest.mark.parametrize("probe", ["pci_only", None])
 def test_without_an_enumeration(probe: str | None) -> None:
-    """Only what leaves none is answered, and a host's one card."""
+    """Only what leaves none is answered."""
     assert read("0", probe=probe) == read(None, probe=probe) == read("9", probe=probe) == "raw-order-unknown"
     assert (
         read("", probe=probe) == read("x", probe=probe) == read("-1", probe=probe) == read("0,1024", probe=probe) == ""
     )
+    assert read("0", Inventory(FOUR.devices), probe="same_env") == "raw-order-unknown"
+
+
+def test_the_one_card_of_a_host() -> None:
+    """It is answered where all PCI devices are known, and not only those that some backend reads."""
     one = enumerated(entry("a"))
-    assert read("0", one, probe=probe) == read(None, one, probe=probe) == read("0,0", one, probe=probe)[:1] == "a"
-    assert read("1", one, probe=probe) == "raw-order-unknown"
-    assert read("0", one, {"DRI_PRIME": "1"}, probe=probe) == "raw-order-unknown"
-    assert read("0", enumerated(), probe=probe) == "raw-order-unknown"
+    for inventory in (one, Inventory(one.devices), Inventory(vulkan=one.vulkan)):
+        found = "a" if inventory.devices else "0000:0a:00.0"
+        assert read("0", inventory, probe="pci_only") == read(None, inventory, probe="pci_only") == found
+        assert read("0,0", inventory, probe="pci_only") == f"{found} {found}"
+        assert read("1", inventory, probe="pci_only") == "raw-order-unknown"
+        assert read("0", inventory, {"DRI_PRIME": "1"}, probe="pci_only") == "raw-order-unknown"
+        assert read("0", inventory, probe=None) == "raw-order-unknown"
+    assert read("0", enumerated(), probe="pci_only") == "raw-order-unknown"
+
+
+def test_what_happens_to_a_card_changes_no_number() -> None:
+    """One that sleeps without an index, or is not among the devices, keeps its place in the enumeration."""
+    asleep = tuple(Device(key=each.key, physical_index=None, pci_bus_id=each.pci_bus_id) for each in FOUR.devices)
+    assert read("3,1", Inventory(asleep, vulkan=FOUR.vulkan)) == "d b"
+    assert read("3,1", Inventory(FOUR.devices[2:], vulkan=FOUR.vulkan)) == "d 0000:0b:00.0"
+
+
+def test_too_many_repeats() -> None:
+    """More than a thousand devices of one fleet are refused."""
+    assert read("0," * 1024).split() == ["a"] * 1024
+    assert read("0," * 1025) == "over-the-cap"
 
 
 def test_reach() -> None:
@@ -178,6 +200,7 @@ def test_the_layers() -> None:
     assert ask({MASK: "0,7"}, FOUR).layers == (
         Layer(MASK, "0,7", 0, "there is no device 7: ggml loses the whole Vulkan backend"),
     )
+    assert ask({MASK: "0"}, FOUR, probe=None).layers == (Layer(MASK, "0", None),)
     assert ask({MASK: "99999999999999999999"}, FOUR).layers[0].stopped == (
         "`99999999999999999999` is past 64 bits: reading stops"
     )

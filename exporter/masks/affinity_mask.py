@@ -82,10 +82,10 @@ def _chosen(entries: Sequence[_Entry], everything: Sequence[Visible], composite:
     skipped = ""
     for entry in entries:
         place = _readable(entry, 0)
-        if not 0 <= place < len(everything) or (len(entry.numbers) > 1 and not composite):
-            skipped = (
-                skipped or f"entry {entry.position} is `{entry.text}`, which is none of the {len(everything)}: skipped"
-            )
+        dotted = len(entry.numbers) > 1 and not composite
+        if dotted or not 0 <= place < len(everything):
+            why = "has a dot, which counts under COMPOSITE only" if dotted else f"is none of the {len(everything)}"
+            skipped = skipped or f"entry {entry.position} is `{entry.text}`, which {why}: skipped"
         else:
             chosen.setdefault(place, set()).update(_tiles(entry, everything[place].tiles))
     return [_narrowed(everything[place], tiles) for place, tiles in sorted(chosen.items()) if tiles], skipped

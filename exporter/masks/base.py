@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from exporter.inventory import Inventory
-from exporter.model import Context, Inversion, Refusal
+from exporter.model import Context, Inversion, Layer, Refusal
 
 Invert = Callable[[Mapping[str, str], Inventory, Context], Inversion | Refusal]
 
@@ -31,8 +31,17 @@ class Runtime(NamedTuple):
 
 
 class RefusedError(Exception):
-    """The mask is refused with this code; caught where the inversion ends."""
+    """The mask is refused with this code; caught where the inversion ends. ``layers`` are those before it, if known."""
 
-    def __init__(self, code: str, detail: str) -> None:
-        self.code, self.detail = code, detail
+    def __init__(self, code: str, detail: str, layers: tuple[Layer, ...] = ()) -> None:
+        self.code, self.detail, self.layers = code, _clipped(detail), layers
         super().__init__(code)
+
+    def behind(self, *layers: Layer) -> RefusedError:
+        """The same with its layers, where it has none yet."""
+        return RefusedError(self.code, self.detail, self.layers or layers)
+
+
+def _clipped(text: str) -> str:
+    """A mask may be long: its begin, and the reason at the end."""
+    return text if len(text) <= 500 else f"{text[:250]}...{text[-240:]}"

@@ -35,7 +35,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
     """The devices that a CUDA process with this environment numbers 0..n-1, over one vendor's inventory."""
     host = _reachable(inventory, context.reach)
     mask = env.get(MASK)
-    layer = Layer(MASK, mask, 0)
+    layer = Layer(MASK, mask, None)
     try:
         chosen, stopped = targets(mask, host)
         layer = Layer(MASK, mask, len(chosen), stopped)

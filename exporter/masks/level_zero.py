@@ -74,11 +74,9 @@ def visible(
     answers = []
     for reading in readings:
         listed = _ordered(reading, cards)
-        selected, stopped = select(reading.mask, listed, reading.composite)
-        if reading is readings[0]:
-            everything, _ = select(None, listed, reading.composite)
-            layers.append(Layer(HIERARCHY, env.get(HIERARCHY), len(everything)))
-            layers.append(Layer(MASK, reading.mask, len(selected), stopped))
+        told = layers if reading is readings[0] else []
+        told.append(Layer(HIERARCHY, env.get(HIERARCHY), len(select(None, listed, reading.composite)[0])))
+        selected = _masked(reading, listed, env, told)
         if len(cards) > 1 and (selected or _could_select(reading, cards, len(cards))):
             _check_order(reading, cards, context)
         answers.append(_grouped(reading, selected, env, context))
@@ -86,6 +84,22 @@ def visible(
         if _told(answer, in_parts) != _told(answers[0], in_parts):
             raise _disagreement(readings[0], reading)
     return answers[0]
+
+
+def _masked(
+    reading: _Reading, cards: Sequence[Device], env: Mapping[str, str], layers: list[Layer]
+) -> Sequence[Visible]:
+    """What the mask leaves of the cards; its layer is added under the name that the text stands under."""
+    names = (prefix + MASK for prefix in _PREFIXES)
+    name = next((name for name in names if name in env and env[name] == reading.mask), MASK)
+    text = env.get(MASK) if reading.mask is None else reading.mask
+    try:
+        selected, stopped = select(reading.mask, cards, reading.composite)
+    except RefusedError:
+        layers.append(Layer(name, text, None))
+        raise
+    layers.append(Layer(name, text, len(selected), stopped))
+    return selected
 
 
 def _told(answer: Sequence[Visible], in_parts: bool) -> list[tuple[DeviceKey, tuple[int, ...]]]:

@@ -45,7 +45,7 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
         targets, layers = _whatever_the_count(env, host, context.api)
         keys = front_end.virtual(env, [_key(target, host) for target in targets], context.frontend)
     except RefusedError as refusal:
-        return Refusal(refusal.code, refusal.detail, layers)
+        return Refusal(refusal.code, refusal.detail, refusal.layers or layers)
     return Inversion(tuple(Resolved(key, "proven", index) for index, key in enumerate(keys)), layers)
 
 
@@ -80,11 +80,13 @@ def _agreed(env: Mapping[str, str], host: Host, api: str | None) -> _Reading:
         others.append(_filtered(reading, OPENCL, env[OPENCL], host))
     if any(other.targets != reading.targets for other in others):
         doubt = f"{OPENCL}={env.get(OPENCL)!r}: AMD's manual has HIP apply it, HIP's source has not"
-        raise RefusedError("doc-conflict", doubt if api else "whether HIP, HSA or OpenCL is used is not known")
+        detail = doubt if api else "whether HIP, HSA or OpenCL is used is not known"
+        raise RefusedError("doc-conflict", detail, reading.layers)
     if ISA in env:
         known = host._replace(named=_with_isa(host))
         if any(_stacked(env, known, each).targets != reading.targets for each in apis):
-            raise RefusedError("isa-drop", f"whether ROCr drops a card for its ISA depends on {ISA}={env[ISA]!r}")
+            detail = f"whether ROCr drops a card for its ISA depends on {ISA}={env[ISA]!r}"
+            raise RefusedError("isa-drop", detail, reading.layers)
     return reading
 
 
@@ -94,9 +96,13 @@ def _with_isa(host: Host) -> dict[DeviceKey, Device]:
 
 def _stacked(env: Mapping[str, str], host: Host, api: str) -> _Reading:
     """ROCr's filter, then the filter of the runtime over it; cards that do not initialise are dropped behind each."""
-    chosen, stopped = rocr.chosen_by(env.get(rocr.MASK), host)
+    mask = env.get(rocr.MASK)
+    try:
+        chosen, stopped = rocr.chosen_by(mask, host)
+    except RefusedError as refusal:
+        raise refusal.behind(Layer(rocr.MASK, mask, None)) from None
     survivors = list(_without(lambda card: card.hsa_isa_ok is False, chosen, host))
-    reading = _Reading(survivors, (Layer(rocr.MASK, env.get(rocr.MASK), len(survivors), stopped),))
+    reading = _Reading(survivors, (Layer(rocr.MASK, mask, len(survivors), stopped),))
     if api == "hsa":
         return reading
     variable = OPENCL if api == "opencl" else _hip_variable(env)
@@ -138,12 +144,13 @@ def _scan(mask: str, agents: Sequence[Target], host: Host) -> tuple[list[Target]
     if len(entries) > 1 and not entries[-1]:
         del entries[-1]
     chosen: dict[Target, None] = {}
-    seen: dict[str, Target | None] = {}
+    first: dict[str, int] = {}
     stopped = ""
     for position, entry in enumerate(entries, start=1):
-        if entry not in seen:
-            seen[entry] = _by_uuid(entry, agents, host) if "GPU-" in entry else _by_number(entry, agents)
-        target = seen[entry]
+        if first.setdefault(entry, position) != position:
+            stopped = stopped or f"entry {position} is `{entry}`, a card named before: skipped"
+            continue
+        target = _by_uuid(entry, agents, host) if "GPU-" in entry else _by_number(entry, agents)
         if target is None:
             return list(chosen), f"entry {position} is `{entry}`, {_complaint(entry, agents)}, the list ends here"
         if host.named_before(target, chosen):

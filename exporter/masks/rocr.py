@@ -101,7 +101,7 @@ def chosen_by(mask: str | None, host: Host) -> tuple[list[Target], str]:
             raise RefusedError(code, f"{MASK}={mask!r}: {why}")
     unread = len(tokens) - host.size
     if not stopped and unread > 0:
-        stopped = f"only as many entries are read as there are cards, {host.size}: the last {unread} are not"
+        stopped = f"only as many entries are read as there are cards, {host.size}: {unread} more are not"
     return targets, stopped
 
 

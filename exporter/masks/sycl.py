@@ -32,6 +32,8 @@ _MISSING_AT_MOST = 64
 # libsycl sorts the terms, and its sort keeps equal ones in order only up to this many.
 _SORTED_STABLY = 16
 
+MOST_DEVICES = 1024  # of one fleet: a selector that repeats tiles more often would be a page of nothing else
+
 _Number = int | Literal["*"]
 
 
@@ -86,11 +88,17 @@ def _chosen(process: _Process, layers: list[Layer]) -> Sequence[_Device]:
     if legacy:
         raise RefusedError("legacy-selector", f"{legacy} is set, whose effect depends on the release")
     text, backend = env.get(SELECTOR), context.backend or "level_zero"
-    targets = [_ANYTHING] if text is None else _targets(text)
+    try:
+        targets = [_ANYTHING] if text is None else _targets(text)
+    except RefusedError:
+        layers.append(Layer(SELECTOR, text, None))
+        raise
     accepted = any(not target.discards and target.backend in ("*", backend) for target in targets)
     in_parts = any(len(target.path) > 1 for target in targets)
-    chosen = _selected(targets, backend, _devices(backend, process, layers, in_parts)) if accepted else []
-    layers.append(Layer(SELECTOR, text, len(chosen)))
+    devices = _devices(backend, process, layers, in_parts) if accepted else []
+    chosen = _selected(targets, backend, devices)
+    ignored = _ignored(targets, backend, devices) if accepted else f"no term accepts devices of {backend}"
+    layers.append(Layer(SELECTOR, text, len(chosen), ignored))
     if not chosen and backend == "level_zero" and context.opencl is not False:
         _check_opencl(targets, process)
     front_end = context.frontend or ("llama.cpp" if any(name.startswith(_LLAMA_CPP) for name in env) else None)
@@ -184,12 +192,30 @@ def _number(part: str, term: str) -> int:
 def _selected(targets: Sequence[_Target], backend: str, devices: Sequence[_Device]) -> list[_Device]:
     """A term that discards wins, and takes the whole card. A card is there once, a tile as often as it is asked for."""
     found: list[_Device] = []
-    meant_by = _meant_by(targets, backend)
+    every, whole = _meant_by(targets, backend), _meant_by([each for each in targets if len(each.path) < 2], backend)
+    discards = [target for target in targets if target.discards]
+    discarded = _meant_by(discards, backend)
     for number, device in enumerate(devices):
-        meant = meant_by(number)
-        if not any(target.discards for target in meant):
+        if not discarded(number):
+            meant = every(number) if device.parts else whole(number)
             found += _parts(meant, device, len(targets))
+        if len(found) > MOST_DEVICES:
+            raise RefusedError(
+                "over-the-cap", f"the selector names more than {MOST_DEVICES} devices, the most of a fleet"
+            )
     return found
+
+
+def _ignored(targets: Sequence[_Target], backend: str, devices: Sequence[_Device]) -> str:
+    """The first number of a term that matches nothing, in words."""
+    for target in targets:
+        number = target.among(backend)
+        if isinstance(number, int) and not 0 <= number < len(devices):
+            return f"there is no device {number} among {len(devices)}: ignored"
+        in_parts = isinstance(number, int) and len(target.path) > 1 and not target.discards
+        if isinstance(number, int) and in_parts and not _tiles_of(target, devices[number]):
+            return f"device {number} has no such tile as asked for: ignored"
+    return ""
 
 
 def _meant_by(targets: Sequence[_Target], backend: str) -> Callable[[int], list[_Target]]:
@@ -210,10 +236,14 @@ def _meant_by(targets: Sequence[_Target], backend: str) -> Callable[[int], list[
 def _parts(meant: Sequence[_Target], device: _Device, count: int) -> list[_Device]:
     """What the targets ask of one device, which they all mean. Raises where their order is not known."""
     found: list[_Device] = []
+    whole = False
     for target in meant:
-        if len(target.path) < 2 and device not in found:
+        if len(target.path) < 2 and not whole:
             found.append(device)
+            whole = True
         found += [_Device(tile, device.evidence, ()) for tile in _tiles_of(target, device)]
+        if len(found) > MOST_DEVICES:
+            return found
     if count > _SORTED_STABLY and len(meant) > 1 and len(set(found)) > 1:
         raise RefusedError(
             "token-dialect", f"{SELECTOR}: more than {_SORTED_STABLY} terms, whose order libsycl may change"

@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _PAST_64_BITS = 1 << 64
 # More raw devices than any host has: a number from here on is past the end without knowing how many there are.
 _MOST_RAW_DEVICES = 1024
+MOST_DEVICES = 1024  # of one fleet: a mask that repeats one more often would be a page of nothing else
 
 # The drivers that ggml knows for a vendor's cards, the preferred one first.
 _DRIVERS = {
@@ -43,28 +44,29 @@ def invert(env: Mapping[str, str], inventory: Inventory, context: Context) -> In
     """The devices that a ggml process with this environment numbers 0..n-1, in one list over all vendors."""
     mask = env.get(MASK)
     numbers, stopped = (None, "") if mask is None else _numbers(mask)
-    layer = Layer(MASK, mask, 0, stopped)
     try:
-        if numbers is not None and (not numbers or max(numbers) >= _MOST_RAW_DEVICES):
-            return Inversion((), (_lost(layer, numbers),))
-        raw = _enumeration(env, inventory, context, numbers)
-        if numbers is None:
-            chosen = list(_by_default(raw))
-        elif max(numbers) >= len(raw):
-            return Inversion((), (_lost(layer, numbers),))
-        else:
-            chosen = [raw[number] for number in numbers]
+        chosen = _chosen(numbers, env, inventory, context)
     except RefusedError as refusal:
-        return Refusal(refusal.code, refusal.detail, (layer,))
+        return Refusal(refusal.code, refusal.detail, (Layer(MASK, mask, None, stopped),))
+    if numbers and not chosen:
+        stopped = f"there is no device {max(numbers)}: ggml loses the whole Vulkan backend"
     cards = _addresses(inventory)
     resolved = (Resolved(_key(entry, cards), "proven", index, entry.raw_position) for index, entry in enumerate(chosen))
     return Inversion(tuple(resolved), (Layer(MASK, mask, len(chosen), stopped),))
 
 
-def _lost(layer: Layer, numbers: Sequence[int]) -> Layer:
-    if not numbers:
-        return layer
-    return Layer(MASK, layer.text, 0, f"there is no device {max(numbers)}: ggml loses the whole Vulkan backend")
+def _chosen(
+    numbers: Sequence[int] | None, env: Mapping[str, str], inventory: Inventory, context: Context
+) -> Sequence[VulkanDevice]:
+    """The chosen entries of the raw list; a number past its end leaves none."""
+    if numbers is not None and (not numbers or max(numbers) >= _MOST_RAW_DEVICES):
+        return []
+    if numbers is not None and len(numbers) > MOST_DEVICES:
+        raise RefusedError("over-the-cap", f"the mask names {len(numbers)} devices, and {MOST_DEVICES} are the most")
+    raw = _enumeration(env, inventory, context, numbers)
+    if numbers is None:
+        return list(_by_default(raw))
+    return [raw[number] for number in numbers] if max(numbers) < len(raw) else []
 
 
 def _numbers(mask: str) -> tuple[list[int], str]:
@@ -90,11 +92,14 @@ def _enumeration(
     if context.reach is None:
         raise RefusedError("reach-unknown", "which cards the process can open is not known")
     set_here = next((name for name in REORDERING if name in env), None)
-    if inventory.vulkan is None or context.probe not in ("same_env", "clean_env"):
-        card = _of_one_card(inventory, context.reach, set_here)
-        if numbers is not None and max(numbers) > 0:
-            raise RefusedError("raw-order-unknown", "how many drivers show the card was not enumerated")
-        return [card]
+    if context.probe == "pci_only":
+        return [_the_one_card(inventory, context.reach, set_here, numbers)]
+    if inventory.vulkan is None:
+        raise RefusedError("raw-order-unknown", "the Vulkan devices were not enumerated")
+    if context.probe is None:
+        raise RefusedError(
+            "raw-order-unknown", "how the Vulkan devices were enumerated is not known (explain: --known)"
+        )
     if context.probe == "clean_env" and set_here:
         raise RefusedError("layer-reorder", f"{set_here} is set, and was not where the devices were enumerated")
     closed = {address for address, key in _addresses(inventory).items() if key not in context.reach}
@@ -105,14 +110,20 @@ def _addresses(inventory: Inventory) -> dict[str, DeviceKey]:
     return {card.pci_bus_id: card.key for card in inventory.boards()}
 
 
-def _of_one_card(inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None) -> VulkanDevice:
-    """Without an enumeration, the one card that there is."""
-    cards = [card for card in inventory.boards() if card.key in reach]
-    if len(cards) != 1 or set_here or not cards[0].pci_bus_id:
-        found = f"{set_here} is set" if set_here else f"there are {len(cards)} cards"
+def _the_one_card(
+    inventory: Inventory, reach: frozenset[DeviceKey], set_here: str | None, numbers: Sequence[int] | None
+) -> VulkanDevice:
+    """Where all PCI devices are known and nothing else, the one card that there is."""
+    cards = _addresses(inventory)
+    known = {entry.pci_bus_id: _key(entry, cards) for entry in inventory.vulkan or () if entry.pci_bus_id} | cards
+    known = {address: key for address, key in known.items() if key in reach or address not in cards}
+    if len(known) != 1 or "" in known or set_here:
+        found = f"{set_here} is set" if set_here else f"there are {len(known)} cards"
         raise RefusedError("raw-order-unknown", f"the Vulkan devices were not enumerated, and {found}")
-    vendor = cards[0].key.vendor
-    return VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=vendor, pci_bus_id=cards[0].pci_bus_id)
+    if numbers is not None and max(numbers) > 0:
+        raise RefusedError("raw-order-unknown", "how many drivers show the card was not enumerated")
+    ((address, key),) = known.items()
+    return VulkanDevice(raw_position=0, kind="discrete", driver="", vendor=key.vendor, pci_bus_id=address)
 
 
 def _key(entry: VulkanDevice, cards: Mapping[str, DeviceKey]) -> DeviceKey:
