@@ -179,7 +179,7 @@ def _number(part: str, term: str) -> int:
     """As C++'s stoi: what follows the digits does not matter."""
     match = _NUMBER.match(part)
     digits = match[2].lstrip("0") if match else ""
-    number = int(digits or "0") if len(digits) <= 10 else 1 << 31
+    number = int(digits or "0") if len(digits) <= 10 else 1 << 40
     number = -number if match and match[1] == "-" else number
     if match is None or not -(1 << 31) <= number < 1 << 31:
         raise _invalid(term, f"`{part}` is not a number")
