@@ -54,7 +54,7 @@ def timings() -> Iterator[tuple[str, list[float]]]:
 def _seconds(trial: Trial, devices: tuple[Device, ...]) -> float:
     reach = frozenset(device.key for device in devices)
     context = Context(reach=reach, driver="current", api="hip", probe="same_env", multi_driver_library=False)
-    inventory = Inventory(devices, vulkan=tuple(map(_as_vulkan, devices)))
+    inventory = Inventory(devices, vulkan=tuple(map(as_vulkan, devices)))
     started = time.perf_counter()
     outcome = masks.invert(trial.runtime, trial.env, inventory, context)
     took = time.perf_counter() - started
@@ -78,7 +78,8 @@ def _device(index: int, runtime: str) -> Device:
     )
 
 
-def _as_vulkan(device: Device) -> VulkanDevice:
+def as_vulkan(device: Device) -> VulkanDevice:
+    """The card as its one driver shows it, at the raw position of its index."""
     return VulkanDevice(
         raw_position=device.physical_index or 0,
         kind="discrete",

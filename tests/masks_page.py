@@ -7,8 +7,9 @@ from pathlib import Path
 
 from exporter.inventory import Inventory
 from exporter.masks import invert
-from exporter.model import Context, Device, DeviceKey, Refusal, VulkanDevice
+from exporter.model import Context, Device, DeviceKey, Refusal
 from exporter.refusals import REFUSALS
+from tests.bench_masks import as_vulkan
 
 PATH = Path(__file__).parent.parent / "docs" / "masks.md"
 
@@ -50,7 +51,7 @@ def _left(runtime: str, variable: str, mask: str | None) -> str:
     text = f"level_zero:{mask}" if runtime == "sycl" and mask else mask
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | ({} if text is None else {variable: text})
     cards = tuple(_card(number) for number in range(4))
-    inventory = Inventory(cards, vulkan=tuple(_as_vulkan(card) for card in cards))
+    inventory = Inventory(cards, vulkan=tuple(as_vulkan(card) for card in cards))
     context = Context(
         reach=frozenset(card.key for card in cards),
         driver="current",
@@ -76,17 +77,6 @@ def _card(number: int) -> Device:
         tiles=1,
         hpc=False,
         integrated=False,
-    )
-
-
-def _as_vulkan(card: Device) -> VulkanDevice:
-    return VulkanDevice(
-        raw_position=card.physical_index or 0,
-        kind="discrete",
-        driver="driver",
-        vendor="any",
-        uuid=card.uuid,
-        pci_bus_id=card.pci_bus_id,
     )
 
 
