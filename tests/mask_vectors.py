@@ -138,23 +138,42 @@ def _matches(accepted: Answer, got: Answer) -> bool:
 
 
 def run(paths: list[Path]) -> int:
-    """Prints failures and counts; 0 when nothing was wrong."""
+    """Prints failures and counts; 0 when nothing was wrong. Raises :class:`VectorFileError`."""
     counts: Counter[tuple[str, str]] = Counter()
-    unknown: Counter[str] = Counter()
-    for vector in (vector for path in paths for vector in load(path)):
-        if vector.runtime not in RUNTIMES:
-            unknown[vector.runtime] += 1
-            continue
-        got = answer(vector)
-        result = verdict(vector, got)
+    for vector in (vector for path in paths for vector in _loaded(path)):
+        result, got = _judged(vector)
         counts[vector.runtime, result] += 1
-        if result != "right":
+        if result in COUNTS[1:]:
             print(f"{result}: {vector.name}: {dict(vector.env)}: got {got}, expected {vector.accepted}")
     for runtime in sorted({runtime for runtime, _ in counts}):
-        print(f"{runtime}: " + ", ".join(f"{counts[runtime, kind]} {kind}" for kind in COUNTS))
-    for runtime, number in sorted(unknown.items()):
-        print(f"{runtime}: {number} not run, this version has no such runtime")
+        if runtime in RUNTIMES:
+            print(f"{runtime}: " + ", ".join(f"{counts[runtime, kind]} {kind}" for kind in COUNTS))
+        else:
+            print(f"{runtime}: {counts[runtime, 'not run']} not run, this version has no such runtime")
     return 1 if any(counts[key] for key in counts if key[1] == "wrong") else 0
+
+
+def _judged(vector: Vector) -> tuple[str, Any]:
+    """The verdict and what was got: one vector that cannot be asked is wrong, and costs no other."""
+    if vector.runtime not in RUNTIMES:
+        return "not run", None
+    try:
+        got = answer(vector)
+    except (msgspec.ValidationError, TypeError) as error:
+        return "wrong", f"{type(error).__name__}: {error}"
+    return verdict(vector, got), got
+
+
+class VectorFileError(Exception):
+    """A file that is of neither format, with its name."""
+
+
+def _loaded(path: Path) -> list[Vector]:
+    try:
+        return list(load(path))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        words = " ".join(str(error).split())
+        raise VectorFileError(f"{path}: {type(error).__name__}: {words}") from error
 
 
 def main(arguments: list[str]) -> int:
@@ -164,8 +183,8 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         return run([Path(argument) for argument in arguments])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        print(f"cannot read a vector file: {type(error).__name__}: {error}", file=sys.stderr)
+    except VectorFileError as error:
+        print(f"cannot read a vector file: {error}", file=sys.stderr)
         return 2
 
 

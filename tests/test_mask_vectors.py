@@ -77,6 +77,29 @@ def test_the_command_names_what_failed(tmp_path: Path) -> None:
     assert result.stdout.endswith("rocm: 0 right, 2 wrong, 0 refused\n")
 
 
+def test_a_vector_that_cannot_be_asked_costs_no_other(tmp_path: Path) -> None:
+    """It is wrong, by its name; one of another runtime is not run."""
+    head = {
+        "inventories": {"one": [{"index": 0, "uuid": None, "pci": "0000:03:00.0", "kfd_node": 1}], "odd": [{"x": 1}]}
+    }
+    line = {"runtime": "rocm", "inventory": "one", "env": {}, "real": ["0000:03:00.0"]}
+    path = tmp_path / "parsed.jsonl"
+    lines = (
+        head,
+        line | {"inventory": "odd"},
+        line | {"context": {"weather": "fine"}},
+        line | {"runtime": "metal"},
+        line,
+    )
+    path.write_text("\n".join(map(json.dumps, lines)))
+    result = run(path)
+    assert result.returncode == 1
+    assert "wrong: parsed.jsonl:2: " in result.stdout
+    assert "wrong: parsed.jsonl:3: " in result.stdout
+    assert "metal: 1 not run, " in result.stdout
+    assert "rocm: 1 right, 2 wrong, 0 refused\n" in result.stdout
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", "vectors: [{id: x}]\ninventories: {}\n"])
 def test_the_command_on_what_is_no_vector_file(text: str, tmp_path: Path) -> None:
     """A file of neither format is one sentence on the error output; status 2."""
@@ -84,5 +107,5 @@ def test_the_command_on_what_is_no_vector_file(text: str, tmp_path: Path) -> Non
     path.write_text(text)
     result = run(path)
     assert result.returncode == 2
-    assert result.stderr.startswith("cannot read a vector file: ")
+    assert result.stderr.startswith(f"cannot read a vector file: {path}: ")
     assert result.stderr.count("\n") == 1
