@@ -63,7 +63,13 @@ def _entries(mask: str, number: Callable[[str], int | None]) -> list[_Entry]:
     first: dict[str, int] = {}
     for position, token in enumerate(_split(mask, ","), start=1):
         first.setdefault(token, position)
-    return [_Entry(position, token, tuple(map(number, _split(token, ".")))) for token, position in first.items()]
+    return [_Entry(position, token, _numbers(token, number)) for token, position in first.items()]
+
+
+def _numbers(token: str, number: Callable[[str], int | None]) -> tuple[int | None, ...]:
+    if token.isascii() and token.isdigit() and token[0] != "0" and len(token) < 10:
+        return (int(token),)  # what nearly every mask has
+    return tuple(map(number, _split(token, ".")))
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -122,8 +128,6 @@ def _signed(sign: str, digits: str, base: int) -> int | None:
 
 def _number(text: str) -> int | None:
     """As C++'s stoul with base 0: what follows the digits does not matter; None where it throws."""
-    if text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 10:
-        return int(text)  # what nearly every mask has
     match = _NUMBER.match(text)
     if match is None:
         return None

@@ -135,6 +135,8 @@ def _spellings(env: Mapping[str, str], name: str) -> list[str | None]:
 def _read(env: Mapping[str, str], name: str) -> str | None:
     """The variable's text, unless it is too long for the driver, which takes that for unset."""
     text = env.get(name, "")
+    if text.isascii():
+        return env.get(name) if len(text) < _LONGEST else None
     undecoded = sum("\udc80" <= character <= "\udcff" for character in text)  # bytes that were no UTF-8
     size = len(text.encode(errors="surrogatepass")) - 2 * undecoded
     return env.get(name) if size < _LONGEST else None

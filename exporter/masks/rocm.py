@@ -145,12 +145,13 @@ def _scan(mask: str, agents: Sequence[Target], host: Host) -> tuple[list[Target]
         del entries[-1]
     chosen: dict[Target, None] = {}
     first: dict[str, int] = {}
+    named = _Named(agents, host)
     stopped = ""
     for position, entry in enumerate(entries, start=1):
         if first.setdefault(entry, position) != position:
             stopped = stopped or f"entry {position} is `{entry}`, a card named before: skipped"
             continue
-        target = _by_uuid(entry, agents, host) if "GPU-" in entry else _by_number(entry, agents)
+        target = named.first(entry) if "GPU-" in entry else _by_number(entry, agents)
         if target is None:
             return list(chosen), f"entry {position} is `{entry}`, {_complaint(entry, agents)}, the list ends here"
         if host.named_before(target, chosen):
@@ -172,29 +173,33 @@ def _by_number(entry: str, agents: Sequence[Target]) -> Target | None:
     return agents[int(entry)] if _PRINTED.fullmatch(entry) and int(entry) < len(agents) else None
 
 
-def _by_uuid(entry: str, agents: Sequence[Target], host: Host) -> Target | None:
-    """The first agent whose text contains the entry: ``GPU-`` and 16 digits in lower case, or ``GPU-XX`` without."""
-    places = any(isinstance(agent, int) for agent in agents)
-    if places and len(agents) < host.size:
-        raise host.unordered("whether ROCr's numbers leave the card of a UUID")
-    cards = list(host.named) if places else [agent for agent in agents if not isinstance(agent, int)]
-    found = list(_named(entry, cards, host))
-    if places and len(found) > 1:
-        raise host.unordered(f"which of {len(found)} cards `{entry}` names")
-    if agents:
-        host.check_named(entry, found)
-    return found[0] if found else None
+class _Named:
+    """The agents by their texts: ``GPU-`` and 16 digits in lower case, or ``GPU-XX`` without a UUID."""
 
+    def __init__(self, agents: Sequence[Target], host: Host) -> None:
+        self._agents, self._host = agents, host
+        self._places = any(isinstance(agent, int) for agent in agents)
+        devices = list(host.named) if self._places else [agent for agent in agents if not isinstance(agent, int)]
+        self._uuids = [(key, host.uuids[key]) for key in devices]
 
-def _named(entry: str, cards: Sequence[DeviceKey], host: Host) -> Iterator[DeviceKey]:
-    """The cards whose text has the entry in it: ``GPU-`` and the digits in lower case, or ``GPU-XX`` without a UUID."""
-    digits = entry[4:]
-    if entry.startswith("GPU-"):
-        begins = entry.translate(rocr.UPPER) if digits == digits.lower() else ""
-        for key in cards:
-            uuid = host.uuids[key]
-            if (begins and uuid.startswith(begins)) if uuid else "XX".startswith(digits):
-                yield key
+    def first(self, entry: str) -> Target | None:
+        """The first agent whose text has the entry in it; None for none."""
+        if self._places and len(self._agents) < self._host.size:
+            raise self._host.unordered("whether ROCr's numbers leave the card of a UUID")
+        found = list(self._having(entry))
+        if self._places and len(found) > 1:
+            raise self._host.unordered(f"which of {len(found)} cards `{entry}` names")
+        if self._agents:
+            self._host.check_named(entry, found)
+        return found[0] if found else None
+
+    def _having(self, entry: str) -> Iterator[DeviceKey]:
+        digits = entry[4:]
+        if entry.startswith("GPU-"):
+            begins = entry.translate(rocr.UPPER) if digits == digits.lower() else ""
+            for key, uuid in self._uuids:
+                if (begins and uuid.startswith(begins)) if uuid else "XX".startswith(digits):
+                    yield key
 
 
 RUNTIME = Runtime(
