@@ -272,12 +272,10 @@ def _explain_environment(options: argparse.Namespace) -> int:
         _print_troubles(snapshot)
         inventory = Inventory(snapshot.devices, whole=not snapshot.incomplete)
         versions = dict(snapshot.driver_versions)
-    if not any(device.key.vendor in vendors for device in inventory.devices) and vendors:
+    inventory = inventory.of(*vendors) if vendors else inventory
+    if vendors and not inventory.devices:
         place = f"in {options.inventory}" if options.inventory else "on this host"
         raise CouldNot(f"no device of the runtime {runtime} was found {place}")
-    if vendors:
-        chosen = tuple(device for device in inventory.devices if device.key.vendor in vendors)
-        inventory = Inventory(chosen, inventory.whole)
     if reach is None:
         reach = frozenset(device.key for device in inventory.devices)
     context = _with_facts(context_of(reach, versions), options.known or [])
@@ -286,7 +284,7 @@ def _explain_environment(options: argparse.Namespace) -> int:
     return int(isinstance(outcome, Refusal))
 
 
-_FACTS: dict[str, dict[str, str | bool]] = {
+FACTS: dict[str, dict[str, str | bool]] = {
     "api": {"hip": "hip", "hsa": "hsa", "opencl": "opencl"},
     "backend": {"level_zero": "level_zero", "opencl": "opencl"},
     "driver": {"current": "current", "old": "old"},
@@ -303,11 +301,11 @@ def _with_facts(context: Context, facts: Sequence[str]) -> Context:
     known: dict[str, str | bool] = {}
     for fact in facts:
         name, _, value = fact.partition("=")
-        if name not in _FACTS:
-            raise InputError(f"--known: found fact '{name}', expected one of {', '.join(_FACTS)}")
-        if value not in _FACTS[name]:
-            raise InputError(f"--known: {name}: found '{value}', expected one of {', '.join(_FACTS[name])}")
-        known[name] = _FACTS[name][value]
+        if name not in FACTS:
+            raise InputError(f"--known: found fact '{name}', expected one of {', '.join(FACTS)}")
+        if value not in FACTS[name]:
+            raise InputError(f"--known: {name}: found '{value}', expected one of {', '.join(FACTS[name])}")
+        known[name] = FACTS[name][value]
     return msgspec.structs.replace(context, **known)
 
 

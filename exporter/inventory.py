@@ -54,9 +54,9 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
             cached = self.__dict__["by_key"] = {device.key: device for device in self.devices}
         return cached
 
-    def of(self, vendor: str) -> Inventory:
-        """The same inventory narrowed to one vendor."""
-        chosen = tuple(device for device in self.devices if device.key.vendor == vendor)
+    def of(self, *vendors: str) -> Inventory:
+        """The same inventory narrowed to some vendors' devices."""
+        chosen = tuple(device for device in self.devices if device.key.vendor in vendors)
         return Inventory(chosen, self.whole, self.vulkan)
 
     def named(self, text: str) -> tuple[Device, ...]:

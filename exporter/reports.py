@@ -90,7 +90,7 @@ def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
     raw = {entry.raw_position: entry for entry in inventory.vulkan or ()}
     for resolved in outcome.devices:
         device = inventory.find(resolved.key)
-        entry = raw.get(-1 if resolved.raw_position is None else resolved.raw_position)
+        entry = None if resolved.raw_position is None else raw.get(resolved.raw_position)
         place = ("-", "-", "-", resolved.key.identity)
         name = "(gone from this host)"
         if device is not None:

@@ -85,7 +85,7 @@ def _row_of(card: Device, parts: Sequence[Device]) -> Row:
         mig_mode=card.mig_mode,
         memory_total_bytes=card.memory_total_bytes,
         minor=card.minor_number,
-        xcp=int(card.partition) if card.partition.isdecimal() else None,
+        xcp=int(card.partition) if card.key.identity.endswith(f"/xcp{card.partition}") else None,
         **{fact: getattr(card, fact) for fact in _FACTS},
     )
 

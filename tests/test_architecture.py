@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from exporter.cli import FACTS
 from exporter.masks import DEFAULT_RUNTIMES, RUNTIMES
 from exporter.refusals import REFUSALS
+from exporter.saved_inventory import MigRow, Row
 from tests import masks_page, metrics_page
 
 ROOT = Path(__file__).parent.parent
@@ -196,3 +198,14 @@ def test_the_masks_page_is_current() -> None:
     ) == set(REFUSALS)
     named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", text)) - {"gpu-fleet-exporter"}
     assert named <= set(REFUSALS)
+
+
+def test_the_masks_page_has_every_fact_and_every_row_key() -> None:
+    """What `--known` takes, and what a saved inventory's rows may have, stands in docs/masks.md."""
+    text = masks_page.PATH.read_text(encoding="utf-8")
+    facts = dict(re.findall(r"^\| `(\w+)` \| (`[^|]+) \|", text.partition("FACT=VALUE")[2], re.MULTILINE))
+    assert {name: set(re.findall(r"`([^`]+)`", values)) for name, values in facts.items() if name in FACTS} == {
+        name: set(values) for name, values in FACTS.items()
+    }
+    rows = {field for struct in (Row, MigRow) for field in struct.__struct_fields__}
+    assert rows <= set(re.findall(r"`(\w+)(?:: false)?`", text.partition("A saved inventory")[2]))

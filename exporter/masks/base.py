@@ -8,6 +8,12 @@ from typing import NamedTuple
 from exporter.inventory import Inventory
 from exporter.model import Context, Inversion, Layer, Refusal
 
+MISSING_AT_MOST = 64
+"""How many cards an inventory that is not whole may be short of, when a mask is tried against all that there may be."""
+
+MOST_DEVICES = 1024
+"""Of one fleet, where a mask may repeat devices: more would be a page of nothing else."""
+
 Invert = Callable[[Mapping[str, str], Inventory, Context], Inversion | Refusal]
 
 

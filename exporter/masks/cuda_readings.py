@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from exporter.masks.base import RefusedError
+from exporter.masks.base import MISSING_AT_MOST, RefusedError
 from exporter.model import Device, DeviceKey
 
 MASK = "CUDA_VISIBLE_DEVICES"
@@ -19,9 +19,6 @@ _C_BLANKS = " \t\n\v\f\r"
 _DECIMAL = re.compile(r"[0-9]+")
 _C_NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-f-]+)/([0-9]{1,4})/([0-9]{1,4})", re.IGNORECASE)
-
-# How many cards an inventory that is not whole may be short of, when a mask is tried against every possible count.
-_MISSING_AT_MOST = 64
 
 Entry = TypeVar("Entry", int, str)
 
@@ -68,7 +65,7 @@ def _names_identities(mask: str) -> bool:
 
 def _empty_whatever_the_count(mask: str | None, host: Host) -> tuple[list[Target], str]:
     """A mask of numbers over an unknown count of cards is known only if it hides every card for each count."""
-    most = host.size if host.whole else host.size + _MISSING_AT_MOST
+    most = host.size if host.whole else host.size + MISSING_AT_MOST
     stopped = ""
     for size in range(most + 1):
         targets, stopped = _agreed(mask, host._replace(size=size))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from exporter.inventory import Inventory, pci_sort_key
 from exporter.masks.affinity_mask import MASK, Visible, select
-from exporter.masks.base import RefusedError, Runtime
+from exporter.masks.base import MISSING_AT_MOST, RefusedError, Runtime
 from exporter.model import Context, Device, DeviceKey, Inversion, Layer, Refusal, Resolved
 
 HIERARCHY, PCI_ORDER = "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
@@ -27,9 +27,7 @@ _PREFIXED = tuple(prefix + name for name in (MASK, HIERARCHY, PCI_ORDER) for pre
 _FLAG = re.compile(r"[ \t\n\v\f\r]*(?:\+|(-))?([0-9]+)")
 _LONGEST = 4096  # bytes: from there on the driver takes a variable for unset
 
-# What may be of cards that are not known: how many tiles one has, and how many are missing from the inventory.
-_TILE_COUNTS = (1, 2, 4)
-_MISSING_AT_MOST = 64
+_TILE_COUNTS = (1, 2, 4)  # how many tiles a card may have that does not tell
 
 
 class _Reading(NamedTuple):
@@ -170,7 +168,7 @@ def _disagreement(first: _Reading, other: _Reading) -> RefusedError:
 
 def _none_at_all(readings: Iterable[_Reading], cards: Sequence[Device], whole: bool) -> Sequence[Visible]:
     """Without the number of cards an answer is known only where the mask names none whatever there is."""
-    most = len(cards) if whole else len(cards) + _MISSING_AT_MOST
+    most = len(cards) if whole else len(cards) + MISSING_AT_MOST
     if most and any(_could_select(reading, cards, most) for reading in readings):
         if not whole:
             raise RefusedError("inventory-incomplete", "a card of this host could not be identified")

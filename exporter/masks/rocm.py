@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from exporter.inventory import Inventory
 from exporter.masks import front_end, rocr
-from exporter.masks.base import RefusedError, Runtime
+from exporter.masks.base import MISSING_AT_MOST, RefusedError, Runtime
 from exporter.masks.rocr import Host, Target
 from exporter.model import Context, Device, DeviceKey, Inversion, Layer, Refusal, Resolved
 
@@ -23,9 +23,6 @@ HIP, CUDA, OPENCL = "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_O
 ISA = "HSA_OVERRIDE_GFX_VERSION"
 
 _PRINTED = re.compile(r"0|[1-9][0-9]{0,9}")
-
-# How many cards an inventory that is not whole may be short of, when masks are tried against every possible count.
-_MISSING_AT_MOST = 64
 
 
 class _Reading(NamedTuple):
@@ -64,7 +61,7 @@ def _whatever_the_count(env: Mapping[str, str], host: Host, api: str | None) -> 
         return reading
     lists = (rocr.chosen_by(env.get(rocr.MASK), host)[0], reading.targets)
     least = max(sum(not isinstance(target, int) for target in targets) for targets in lists)
-    most = host.size if host.whole else host.size + _MISSING_AT_MOST
+    most = host.size if host.whole else host.size + MISSING_AT_MOST
     for size in range(least, most + 1):
         if _agreed(env, host._replace(size=size), api).targets != reading.targets:
             raise host.unordered("")

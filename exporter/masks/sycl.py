@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from exporter.inventory import Inventory
 from exporter.masks import cuda, level_zero, rocm
 from exporter.masks.affinity_mask import Visible
-from exporter.masks.base import RefusedError, Runtime
+from exporter.masks.base import MISSING_AT_MOST, MOST_DEVICES, RefusedError, Runtime
 from exporter.model import Context, DeviceKey, Evidence, Inversion, Layer, Refusal, Resolved
 
 SELECTOR = "ONEAPI_DEVICE_SELECTOR"
@@ -26,13 +26,8 @@ _KINDS = ("cpu", "gpu", "fpga", "host")
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
-# How many cards an inventory that is not whole may be short of, each of which OpenCL may show.
-_MISSING_AT_MOST = 64
-
 # libsycl sorts the terms, and its sort keeps equal ones in order only up to this many.
 _SORTED_STABLY = 16
-
-MOST_DEVICES = 1024  # of one fleet: a selector that repeats tiles more often would be a page of nothing else
 
 _Number = int | Literal["*"]
 
@@ -263,7 +258,7 @@ def _tiles_of(target: _Target, device: _Device) -> Sequence[DeviceKey]:
 
 def _check_opencl(targets: Sequence[_Target], process: _Process) -> None:
     """Raises where a term may show cards through OpenCL, which reads Level Zero's mask as well."""
-    missing = 0 if process.inventory.whole else _MISSING_AT_MOST
+    missing = 0 if process.inventory.whole else MISSING_AT_MOST
     if not _shows_by_opencl(targets, len(process.inventory.boards()) + missing):
         return
     try:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from exporter.inventory import Inventory
-from exporter.masks.base import RefusedError, Runtime
+from exporter.masks.base import MOST_DEVICES, RefusedError, Runtime
 from exporter.model import Context, DeviceKey, Inversion, Layer, Refusal, Resolved, VulkanDevice
 
 MASK = "GGML_VK_VISIBLE_DEVICES"
@@ -28,7 +28,6 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _PAST_64_BITS = 1 << 64
 # More raw devices than any host has: a number from here on is past the end without knowing how many there are.
 _MOST_RAW_DEVICES = 1024
-MOST_DEVICES = 1024  # of one fleet: a mask that repeats one more often would be a page of nothing else
 
 # The drivers that ggml knows for a vendor's cards, the preferred one first.
 _DRIVERS = {
