@@ -4,8 +4,7 @@ PyYAML composes the text into nodes, which know their lines, and one walk reads 
 :class:`Settings`. msgspec judges every single value; its own messages know no lines and are written for programmers,
 so the words are made here. The walk goes from top to bottom and stops at the first problem.
 
-A plain scalar means what YAML 1.2 says, not what PyYAML makes of it: ``no`` is text and ``010`` is ten, where YAML 1.1
-has false and eight. Tags and merge keys are refused. Aliases work, within :data:`MAX_NODES`.
+Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes.MAX_NODES`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ import yaml
 from msgspec import Meta
 
 from exporter.errors import ConfigError
-from exporter.files import read_regular
 from exporter.model import EVIDENCE, Evidence
-
-MAX_BYTES = 1 << 20  # of a settings file
-MAX_NODES = 100_000  # YAML nodes composed, and visited: an alias is visited anew at each use
-MAX_DEPTH = 50  # levels; the settings need 4, and PyYAML's recursion would use up Python's stack at some hundreds
+from exporter.yaml_nodes import CONTROL, MAX_NODES, compose, found, is_null, join, line_of, meaning, quoted, read, short
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}"  # with the slashes of MIG-GPU-<uuid>/<gi>/<ci>, NVIDIA's form before R470
@@ -84,9 +79,8 @@ def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collecti
 
     Any text at all ends in settings or a :class:`ConfigError`. A text without a document gives the defaults.
     """
-    _refuse_control_characters(text, path)
-    root = _compose(text, path)
-    if root is None or _is_null(root):
+    root = compose(text, path)
+    if root is None or is_null(root):
         return Settings()
     names: dict[str, list[str]] = {"runtime": sorted(runtimes), "backend": sorted(backends)}
     names["grade of evidence"] = list(EVIDENCE)
@@ -95,7 +89,7 @@ def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collecti
 
 def load(path: str, *, runtimes: Collection[str], backends: Collection[str]) -> Settings:
     """Settings from a file of at most :data:`MAX_BYTES`, in UTF-8; raises only :class:`ConfigError`."""
-    return parse(_decoded(_bytes_of(path), path), path, runtimes=runtimes, backends=backends)
+    return parse(read(path), path, runtimes=runtimes, backends=backends)
 
 
 def keys() -> list[str]:
@@ -111,133 +105,6 @@ def _keys_of(struct: Any, prefix: str) -> Iterator[str]:
             yield from _keys_of(inner, f"{prefix}{field.name}{'' if inner is kind else '[]'}.")
         else:
             yield prefix + field.name
-
-
-def _bytes_of(path: str) -> bytes:
-    try:
-        return read_regular(path, MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path itself
-        raise ConfigError(path, f"cannot read the settings file: {getattr(error, 'strerror', error)}") from error
-
-
-def _decoded(data: bytes, path: str) -> str:
-    if len(data) > MAX_BYTES:
-        raise ConfigError(path, f"expected a settings file of at most {MAX_BYTES} bytes, found a larger one")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        message = f"expected text in UTF-8, found the byte 0x{data[error.start]:02x}"
-        raise ConfigError(path, message, data.count(b"\n", 0, error.start) + 1) from error
-
-
-_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What YAML 1.1 calls not printable, lone surrogates among it."""
-
-
-def _refuse_control_characters(text: str, path: str) -> None:
-    if bad := _CONTROL.search(text):
-        line = len((text[: bad.start()] + "x").splitlines())
-        raise ConfigError(path, f"expected printable text, found the character U+{ord(bad[0]):04X}", line)
-
-
-def _compose(text: str, path: str) -> yaml.Node | None:
-    loader = _Loader(text, path)
-    try:
-        return loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        raise _syntax_error(error, path) from error
-    except (ValueError, OverflowError) as error:  # from chr() and int() inside of PyYAML: "\UFFFFFFFF", %YAML 999...
-        raise ConfigError(path, "not valid YAML: an escape or a version is out of range", loader.line + 1) from error
-    finally:
-        loader.dispose()
-
-
-def _syntax_error(error: yaml.MarkedYAMLError, path: str) -> ConfigError:
-    words = ", ".join(part for part in (error.context, error.problem) if part)
-    line = error.problem_mark.line + 1 if error.problem_mark else None
-    return ConfigError(path, f"not valid YAML: {words[:300]}", line)
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's composer with bounds, since it recurses once a level and has none of its own."""
-
-    def __init__(self, text: str, path: str) -> None:
-        super().__init__(text)
-        self._path = path
-        self._nodes = 0
-        self._open: list[str | None] = []  # the anchor, or None, of each node that is being composed now
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._nodes += 1
-        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
-        if problem := self._problem(event):
-            raise ConfigError(self._path, problem, _line(event))
-        self._open.append(event.anchor)
-        node = super().compose_node(parent, index)
-        self._open.pop()
-        return node
-
-    def _problem(self, event: yaml.NodeEvent) -> str:
-        if self._nodes > MAX_NODES:
-            return f"expected at most {MAX_NODES} values, found more"
-        if len(self._open) >= MAX_DEPTH:
-            return f"expected at most {MAX_DEPTH} levels of nesting, found more"
-        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
-            return f"found the alias *{_short(event.anchor or '')} inside of what it refers to, which has no end"
-        if tag := getattr(event, "tag", None):  # set only where the text spells it out
-            name = _quoted(re.sub(r"\Atag:yaml\.org,2002:", "!!", tag))
-            return f"expected no YAML tags, found {name}: quote a value to make it text"
-        return ""
-
-
-_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NULL = frozenset(("", "~", "null", "Null", "NULL"))
-_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-
-
-def _meaning(node: yaml.ScalarNode) -> str | float | bool | None:
-    """A scalar's value by YAML 1.2; ``.inf`` and ``.nan`` stay text, so that every number has an order."""
-    text: str = node.value
-    if node.style is not None:  # quoted, or a block of text
-        return text
-    if text in _NULL:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)  # never int(), which raises ValueError above 4300 digits
-    return _TRUTH.get(text, text)
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and _meaning(node) is None
-
-
-def _found(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
-    value = _meaning(node)
-    if value is None:
-        return "nothing (null)"
-    if isinstance(value, str):
-        return f"the text {_quoted(value)}"
-    return f"the {'truth value' if isinstance(value, bool) else 'number'} {_short(node.value)}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _quoted(text: str) -> str:
-    return repr(_short(text))
-
-
-def _line(place: yaml.Node | yaml.Event) -> int:
-    """Counts from 1. An alias has the line of what it refers to: PyYAML keeps no other."""
-    return place.start_mark.line + 1 if place.start_mark else 1
-
-
-def _join(key: str, name: str) -> str:
-    name = name if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else _quoted(name)
-    return f"{key}.{name}" if key else name
 
 
 def _without_none(kind: Any) -> Any:
@@ -267,9 +134,9 @@ def _expected(kind: Any) -> str:
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(_short(name), known, n=1)
+    close = difflib.get_close_matches(short(name), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"unknown {what} {_quoted(name)}{hint}, expected one of {', '.join(known)}"
+    return f"unknown {what} {quoted(name)}{hint}, expected one of {', '.join(known)}"
 
 
 _COMMA = '; a value with a comma in it needs quotes, such as "2,3"'
@@ -298,15 +165,15 @@ class _Reader:
         return self._own_text(node, key) if kind is str else self._leaf(node, kind, key)
 
     def _fail(self, node: yaml.Node, key: str, message: str) -> NoReturn:
-        raise ConfigError(self._path, message, _line(node), key)
+        raise ConfigError(self._path, message, line_of(node), key)
 
     def _wrong(self, node: yaml.Node, key: str, expected: str, hint: str = "") -> NoReturn:
-        self._fail(node, key, f"expected {expected}, found {_found(node)}{hint}")
+        self._fail(node, key, f"expected {expected}, found {found(node)}{hint}")
 
     def _once(self, seen: dict[str, int], name: str, what: str, node: yaml.Node, key: str) -> None:
         if name in seen:
             self._fail(node, key, f"found {what} twice, the first time on line {seen[name]}")
-        seen[name] = _line(node)
+        seen[name] = line_of(node)
 
     def _struct(self, node: yaml.Node, struct: Any, key: str) -> dict[str, Any]:
         fields = {field.name: field for field in msgspec.structs.fields(struct)}
@@ -315,12 +182,12 @@ class _Reader:
         data: dict[str, Any] = {}
         for name, key_node, value in self._pairs(node, key):
             if name not in fields:
-                self._fail(key_node, _join(key, name), _unknown("key", name, fields))
-            if key or not _is_null(value):  # a section whose keys are all commented out is as good as left out
-                data[name] = self.value(value, fields[name].type, _join(key, name))
+                self._fail(key_node, join(key, name), _unknown("key", name, fields))
+            if key or not is_null(value):  # a section whose keys are all commented out is as good as left out
+                data[name] = self.value(value, fields[name].type, join(key, name))
         for name, field in fields.items():
             if field.required and name not in data:
-                self._fail(node, _join(key, name), f"expected {_expected(field.type)}, found no such key")
+                self._fail(node, join(key, name), f"expected {_expected(field.type)}, found no such key")
         if struct is FleetSettings:
             self._check_fleet(node, data, key)
         return data
@@ -336,11 +203,11 @@ class _Reader:
         seen: dict[str, int] = {}
         for key_node, value in node.value:
             name = self._key(key_node, key, hint)
-            self._once(seen, name, "this key", key_node, _join(key, name))
+            self._once(seen, name, "this key", key_node, join(key, name))
             yield name, key_node, value
 
     def _key(self, node: yaml.Node, key: str, hint: str) -> str:
-        name = _meaning(node) if isinstance(node, yaml.ScalarNode) else None
+        name = meaning(node) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(name, str):
             self._wrong(node, key, "text as a key", hint)
         if name == "<<":
@@ -371,21 +238,21 @@ class _Reader:
         for name, key_node, value in self._pairs(node, key, _COMMA):
             if not re.fullmatch(_VARIABLE, name):
                 self._wrong(key_node, key, "a variable's name of letters, digits and _", _COMMA)
-            data[name] = self.value(value, str, _join(key, name))
+            data[name] = self.value(value, str, join(key, name))
         return data
 
     def _own_text(self, node: yaml.Node, key: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
             self._wrong(node, key, "text", ': quote it, such as "2,3"')
-        if _is_null(node):
+        if is_null(node):
             self._wrong(node, key, "text", _UNSET)
-        if bad := _CONTROL.search(node.value):  # an escape can make what the file itself cannot have
+        if bad := CONTROL.search(node.value):  # an escape can make what the file itself cannot have
             self._fail(node, key, f"expected printable text, found an escape for the character U+{ord(bad[0]):04X}")
         return str(node.value)
 
     def _leaf(self, node: yaml.Node, kind: Any, key: str) -> Any:
         extra = _meta(kind).extra or {}
-        value = _meaning(node) if isinstance(node, yaml.ScalarNode) else node
+        value = meaning(node) if isinstance(node, yaml.ScalarNode) else node
         if value is None and "null" in extra:
             return None
         names = self._names[extra["names"]] if "names" in extra else []

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import config, masks
+from exporter import config, masks, yaml_nodes
 from exporter.config import FleetSettings, Mapping, Sampling, Settings
 from exporter.errors import ConfigError
 
@@ -416,7 +416,7 @@ def test_load(tmp_path: Path) -> None:
         ("a: b".encode("utf-16"), ":1: expected text in UTF-8, found the byte 0xff"),
         (b"\x7fELF\x02\x01\x01\0", ":1: expected printable text, found the character U+007F"),
         (b"a: \0", ":1: expected printable text, found the character U+0000"),
-        (b"#" * (config.MAX_BYTES + 1), ": expected a settings file of at most 1048576 bytes, found a larger one"),
+        (b"#" * (yaml_nodes.MAX_BYTES + 1), ": expected a settings file of at most 1048576 bytes, found a larger one"),
     ],
 )
 def test_not_text(tmp_path: Path, data: bytes, said: str) -> None:
@@ -429,7 +429,7 @@ def test_not_text(tmp_path: Path, data: bytes, said: str) -> None:
 def test_the_largest_file(tmp_path: Path) -> None:
     """A file of exactly the largest size is read."""
     path = tmp_path / "f.yml"
-    path.write_bytes(b"#" * config.MAX_BYTES)
+    path.write_bytes(b"#" * yaml_nodes.MAX_BYTES)
     assert load(path) == Settings()
 
 
