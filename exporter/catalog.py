@@ -98,6 +98,13 @@ BACKEND_FAULT_INFO = Family(
     "1 while the vendor's backend is down, with the reason.",
     ("vendor", "reason"),
 )
+HINT_INFO = Family(
+    "gpu_exporter_hint_info",
+    "gauge",
+    "1 while the vendor's devices lack readings that something would bring: the hint names it, and the log and "
+    "`explain` say it in a sentence.",
+    ("vendor", "hint"),
+)
 DEVICE_STATE = Family(
     "gpu_exporter_device_state",
     "gauge",
@@ -133,6 +140,7 @@ FAMILIES: tuple[Family, ...] = (
     BACKEND_DURATION,
     BACKEND_FAULTS,
     BACKEND_FAULT_INFO,
+    HINT_INFO,
     DEVICE_STATE,
     BUILD_INFO,
     RELOAD_SUCCESSFUL,

@@ -156,6 +156,7 @@ class ExporterCollector(Collector):
         catalog.BACKEND_DURATION,
         catalog.BACKEND_FAULTS,
         catalog.BACKEND_FAULT_INFO,
+        catalog.HINT_INFO,
         catalog.BUILD_INFO,
         catalog.RELOAD_SUCCESSFUL,
         catalog.RELOAD_TIMESTAMP,
@@ -179,6 +180,14 @@ class ExporterCollector(Collector):
         yield _metric(
             catalog.BACKEND_FAULT_INFO,
             (({"vendor": vendor, "reason": fault.reason}, 1.0) for vendor, fault in faults if fault is not None),
+        )
+        yield _metric(
+            catalog.HINT_INFO,
+            (
+                ({"vendor": row.vendor, "hint": code}, 1.0)
+                for row in backends
+                for code in sorted({hint.code for hint in row.hints})
+            ),
         )
         build = {"version": __version__, "python_version": platform.python_version()}
         yield _metric(catalog.BUILD_INFO, [(build, 1.0)])

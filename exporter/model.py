@@ -114,6 +114,13 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     key: DeviceKey | None = None
 
 
+class Hint(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """What would bring readings that a vendor's devices lack here: ``code`` is hyphenated, ``text`` a sentence."""
+
+    code: str
+    text: str
+
+
 class DeviceState(msgspec.Struct, frozen=True, array_like=True):
     """The one state that holds for a device in this cycle."""
 
@@ -135,6 +142,7 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     states: tuple[DeviceState, ...]
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
 
 class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +245,7 @@ class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None
     faults_total: Mapping[str, int]
     driver_version: str = ""
+    hints: tuple[Hint, ...] = ()
 
 
 class Binding(msgspec.Struct, frozen=True):

@@ -105,9 +105,10 @@ def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
 
 
 def trouble_lines(snapshot: Snapshot) -> Iterator[str]:
-    """A sentence for each backend that is down, and for each whose inventory lacks a card."""
+    """A sentence for each backend that is down, for each whose inventory lacks a card, and for each hint."""
     for vendor in snapshot.incomplete:
         yield f"{vendor}: a card that the library counts could not be identified: this inventory is not whole"
     for backend in snapshot.backends:
         if backend.fault is not None:
             yield f"{backend.vendor}: backend down: {backend.fault.reason}: {backend.fault.detail}"
+        yield from (f"{backend.vendor}: hint: {hint.text} ({hint.code})" for hint in backend.hints)

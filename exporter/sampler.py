@@ -74,6 +74,7 @@ def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
         fault=outcome.fault,
         faults_total=counts.of(outcome.vendor),
         driver_version=outcome.sample.driver_version if outcome.sample else "",
+        hints=outcome.sample.hints if outcome.sample else (),
     )
 
 

@@ -33,12 +33,14 @@ class Transitions:
         self._backends: dict[str, str] = {}
         self._devices: dict[DeviceKey, State] = {}
         self._fleets: dict[tuple[str, str], str] = {}
+        self._hints: set[tuple[str, str]] = set()
         self._reading_faults: set[tuple[DeviceKey | None, str, str]] = set()
 
     def see(self, snapshot: Snapshot, outcomes: Iterable[VendorOutcome]) -> None:
         """Compare a finished cycle with the one before."""
         for backend in snapshot.backends:
             self._see_backend(backend)
+            self._see_hints(backend)
         for device in snapshot.devices:
             self._see_device(device, snapshot.states[device.key])
         for gone in self._devices.keys() - snapshot.states.keys():
@@ -57,6 +59,13 @@ class Transitions:
         else:
             level = logging.INFO if reason == "starting" else logging.WARNING
             _say(level, "backend down", vendor=backend.vendor, reason=reason, detail=backend.fault.detail)
+
+    def _see_hints(self, backend: BackendStatus) -> None:
+        """Each is said once in the life of the daemon: a card that hangs for a moment takes its hints along."""
+        for hint in backend.hints:
+            if (backend.vendor, hint.code) not in self._hints:
+                self._hints.add((backend.vendor, hint.code))
+                _say(logging.INFO, "hint", vendor=backend.vendor, hint=hint.code, detail=hint.text)
 
     def _see_device(self, device: Device, state: State) -> None:
         before = self._devices.get(device.key)

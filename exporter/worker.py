@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 from exporter import backends
 from exporter.backends.base import Backend
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
-from exporter.model import Device, DeviceKey, DeviceState, Fault, Reading, State, VendorSample
+from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, VendorSample
 from exporter.wire import HEADER, MAX_FRAME_BYTES, Answer, Ask, decode_ask, frame
 
 LIBRARY = "library"
@@ -33,11 +33,12 @@ _COUNTING_SHARE = 0.25
 
 
 class CardReport(NamedTuple):
-    """A slot that was identified and read: the card and its parts, their readings, and the calls that failed."""
+    """A slot that was identified and read: the card and its parts, and all that they gave."""
 
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...] = ()
     faults: tuple[Fault, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
 
 class Sleeping(NamedTuple):
@@ -195,7 +196,8 @@ class Worker:
         self._half_known.discard(slot)
         sampled = [self._backend.sample(device) for device in devices]
         readings = tuple(reading for entry in sampled for reading in entry.readings)
-        return CardReport(devices, readings, tuple(fault for entry in sampled for fault in entry.faults))
+        faults = tuple(fault for entry in sampled for fault in entry.faults)
+        return CardReport(devices, readings, faults, tuple(hint for entry in sampled for hint in entry.hints))
 
     def _note(self, slot: str, device: Device) -> None:
         """A card's identity, before anything else of it: kept unless the same card is known better."""
@@ -246,6 +248,7 @@ class _Page:
         self.states: dict[DeviceKey, State] = {}
         self.readings: list[Reading] = []
         self.faults: list[Fault] = []
+        self.hints: set[Hint] = set()
         self.whole = True
         self.failed = 0
 
@@ -258,6 +261,7 @@ class _Page:
             known = {device.key for device in devices}
             self.readings += (reading for reading in result.readings if reading.key in known)
             self.faults += result.faults
+            self.hints.update(result.hints)
             if result.faults and not result.readings:  # it says who it is, and nothing else
                 state = "lost"
                 self.failed += 1
@@ -294,6 +298,7 @@ class _Page:
             states=tuple(DeviceState(key, state) for key, state in self.states.items()),
             readings=tuple(self.readings),
             faults=tuple(self.faults),
+            hints=tuple(sorted(self.hints)),
         )
 
 

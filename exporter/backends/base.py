@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from exporter.model import Device, Fault, Reading
+from exporter.model import Device, Fault, Hint, Reading
 
 
 class Sampled(NamedTuple):
-    """What one device gave: its readings, and the calls that failed."""
+    """What one device gave: its readings, the calls that failed, and what would bring the readings that it lacks."""
 
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
 
 Note = Callable[[Device], None]
