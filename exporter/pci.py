@@ -10,10 +10,12 @@ from exporter.units import pci_bus_id
 VENDOR_IDS = {"nvidia": "0x10de", "amd": "0x1002", "intel": "0x8086"}
 
 _DISPLAY, _ACCELERATOR = "0x03", "0x12"
+# AMD's Instinct cards are processing accelerators. Intel's are neural processing units, which are no GPUs.
+_CLASSES = {"intel": (_DISPLAY,)}
 
 
 def cards(sysfs: str, vendor: str) -> Iterator[str]:
-    """PCI addresses of the vendor's display controllers and processing accelerators, in no promised order.
+    """PCI addresses of the vendor's GPUs, display controllers and processing accelerators, in no promised order.
 
     Nothing is yielded where sysfs has no PCI bus (some containers and virtual machines). A file is read for each device
     of the bus, which takes milliseconds on a large one.
@@ -23,7 +25,7 @@ def cards(sysfs: str, vendor: str) -> Iterator[str]:
         address = pci_bus_id(name)
         if address is None or _read(f"{devices}/{name}/vendor") != wanted:
             continue
-        if _read(f"{devices}/{name}/class").startswith((_DISPLAY, _ACCELERATOR)):
+        if _read(f"{devices}/{name}/class").startswith(_CLASSES.get(vendor, (_DISPLAY, _ACCELERATOR))):
             yield address
 
 
