@@ -10,7 +10,6 @@ Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
@@ -22,7 +21,6 @@ from exporter.errors import ConfigError
 from exporter.model import EVIDENCE, Evidence
 from exporter.yaml_nodes import CONTROL, MAX_NODES, compose, found, is_null, join, line_of, meaning, quoted, read, short
 
-_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}"  # with the slashes of MIG-GPU-<uuid>/<gi>/<ci>, NVIDIA's form before R470
 _PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]"
 
@@ -34,6 +32,10 @@ _Runtime = Annotated[str, Meta(extra={"names": "runtime"})]
 _Grade = Annotated[Evidence, Meta(extra={"names": "grade of evidence"})]
 _FleetName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:@/-]{0,62}\Z", description=_NAME_WORDS)]
 _Reach = Annotated[str, Meta(pattern=rf"\A(?:{_UUID}|{_PCI})\Z", description=_REACH_WORDS)]
+_Variable = Annotated[
+    str, Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a variable's name of letters, digits and _")
+]
+_Path = Annotated[str, Meta(pattern=r"\A/[^\x00]{1,4095}\Z", description="an absolute path")]
 _Interval = Annotated[float, Meta(ge=0.25, le=3600, extra={"null": True})]
 
 
@@ -61,14 +63,18 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: _FleetName
     runtime: _Runtime | None = None
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[_Variable, str] = msgspec.field(default_factory=dict)
     reach: tuple[_Reach, ...] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. ``backends`` None: every vendor that this host has. Fleet names are unique."""
+    """The whole file. ``backends`` None: every vendor that this host has. Fleet names are unique.
+
+    ``libraries`` has a vendor's library file by backend, where it is not where the vendor's package looks for it.
+    """
 
     backends: tuple[_Backend, ...] | None = None
+    libraries: dict[_Backend, _Path] = msgspec.field(default_factory=dict)
     sampling: Sampling = Sampling()
     mapping: Mapping = Mapping()
     fleets: tuple[FleetSettings, ...] = ()
@@ -161,7 +167,7 @@ class _Reader:
         if get_origin(kind) is tuple:
             return self._list(node, _item(kind), key)
         if get_origin(kind) is dict:
-            return self._env(node, key)
+            return self._dict(node, get_args(kind), key)
         return self._own_text(node, key) if kind is str else self._leaf(node, kind, key)
 
     def _fail(self, node: yaml.Node, key: str, message: str) -> NoReturn:
@@ -231,15 +237,15 @@ class _Reader:
         if key == "backends" and "simulated" in names[1:] + names[:-1]:
             self._fail(node, key, "expected simulated alone: beside others its cards would be taken for real ones")
 
-    def _env(self, node: yaml.Node, key: str) -> dict[str, str]:
+    def _dict(self, node: yaml.Node, kinds: tuple[Any, Any], key: str) -> dict[str, Any]:
+        name_kind, kind = kinds
+        hint = _COMMA if kind is str else ""
         if not isinstance(node, yaml.MappingNode):
-            self._wrong(node, key, "a mapping of variables to texts")
-        data = {}
-        for name, key_node, value in self._pairs(node, key, _COMMA):
-            if not re.fullmatch(_VARIABLE, name):
-                self._wrong(key_node, key, "a variable's name of letters, digits and _", _COMMA)
-            data[name] = self.value(value, str, join(key, name))
-        return data
+            self._wrong(node, key, "a mapping of variables to texts" if kind is str else "a mapping")
+        return {
+            self._leaf(key_node, name_kind, key, hint): self.value(value, kind, join(key, name))
+            for name, key_node, value in self._pairs(node, key, hint)
+        }
 
     def _own_text(self, node: yaml.Node, key: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
@@ -250,7 +256,7 @@ class _Reader:
             self._fail(node, key, f"expected printable text, found an escape for the character U+{ord(bad[0]):04X}")
         return str(node.value)
 
-    def _leaf(self, node: yaml.Node, kind: Any, key: str) -> Any:
+    def _leaf(self, node: yaml.Node, kind: Any, key: str, hint: str = "") -> Any:
         extra = _meta(kind).extra or {}
         value = meaning(node) if isinstance(node, yaml.ScalarNode) else node
         if value is None and "null" in extra:
@@ -261,5 +267,5 @@ class _Reader:
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            hint = ": quote it to make it text" if _meta(kind).pattern and isinstance(value, bool | float) else ""
+            hint = ": quote it to make it text" if _meta(kind).pattern and isinstance(value, bool | float) else hint
             self._wrong(node, key, f"one of {', '.join(names)}" if names else _expected(kind), hint)

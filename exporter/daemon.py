@@ -53,8 +53,7 @@ class Host:
     def configure(self, settings: Settings) -> tuple[Source, ...]:
         """Serve by these settings from now on; returns the sources that are to be stopped."""
         vendors = settings.backends or [name for name in backends.BACKENDS if name not in backends.ON_REQUEST]
-        paths = (self._options.sysfs, self._options.procfs)
-        sources = {vendor: self._sources.get(vendor) or Source(vendor, *paths) for vendor in vendors}
+        sources = {vendor: self._source(vendor, settings.libraries.get(vendor)) for vendor in vendors}
         for source in sources.values():
             source.named = settings.backends is not None
         watched = fleets.from_settings(settings, self._environ, tuple(vendors))
@@ -63,6 +62,13 @@ class Host:
         )
         self._sources, self.settings = sources, settings
         return dropped
+
+    def _source(self, vendor: str, library: str | None) -> Source:
+        """The source that serves already, unless the settings name another library for it now."""
+        known = self._sources.get(vendor)
+        if known is not None and known.library == library:
+            return known
+        return Source(vendor, self._options.sysfs, self._options.procfs, library)
 
     async def snapshot(self) -> Snapshot:
         """One cycle within the settings' deadline."""

@@ -24,14 +24,15 @@ _BACKGROUND_KEEPS = 2.5
 class Source:
     """One vendor's worker, and whether the vendor is sure to be on this host: named, or seen on the PCI bus."""
 
-    def __init__(self, vendor: str, sysfs: str, procfs: str) -> None:
-        self.vendor = vendor
+    def __init__(self, vendor: str, sysfs: str, procfs: str, library: str | None = None) -> None:
+        self.vendor, self.library = vendor, library
         self.named = False
         self._sysfs = sysfs
         self._on_bus = False
         self._looked = -math.inf
         arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
-        self.supervisor = Supervisor(vendor, arguments, backoff=self._backoff)
+        named = () if library is None else (f"--library={library}",)
+        self.supervisor = Supervisor(vendor, (*arguments, *named), backoff=self._backoff)
 
     def expected(self) -> bool:
         """Named by the settings, or seen on the bus. Looking reads a file a device, so it is done now and then."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from exporter import backends
-from exporter.backends.base import Backend
+from exporter.backends.base import Backend, Places
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, VendorSample
 from exporter.wire import HEADER, MAX_FRAME_BYTES, Answer, Ask, decode_ask, frame
@@ -357,13 +357,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("vendor", choices=sorted(backends.BACKENDS))
     parser.add_argument("--path.sysfs", dest="sysfs", default="/sys")
     parser.add_argument("--path.procfs", dest="procfs", default="/proc")
+    parser.add_argument("--library", metavar="FILE")
     options = parser.parse_args(arguments)
     # Control-C at a terminal reaches the whole process group; the parent decides when a worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 0
     try:
         with socket.socket(fileno=os.dup(0)) as parent:
-            serve(backends.create(options.vendor, options.sysfs, options.procfs), parent)
+            places = Places(options.sysfs, options.procfs, options.library)
+            serve(backends.create(options.vendor, places), parent)
     except OSError:  # the parent went away while being answered
         status = 1
     sys.stderr.flush()

@@ -71,6 +71,7 @@ def test_the_defaults() -> None:
     """The defaults are those of the design."""
     assert Settings() == Settings(
         backends=None,
+        libraries={},
         sampling=Sampling(reuse_seconds=0.9, deadline_seconds=8.0, interval_seconds=None, hang_seconds=30.0),
         mapping=Mapping(accept=("proven", "probed", "assumed")),
         fleets=(),
@@ -81,6 +82,7 @@ def test_everything_at_once() -> None:
     """Each key arrives in the field of its name."""
     text = """
 backends: [nvidia, amd]
+libraries: {nvidia: /opt/x/libnvidia-ml.so.1}
 sampling: {reuse_seconds: 0, deadline_seconds: 4.5, interval_seconds: 15, hang_seconds: 6e1}
 mapping:
   accept: [probed, proven]
@@ -94,6 +96,7 @@ fleets:
     chat = FleetSettings("team-a/chat@prod:1", "cuda", {"CUDA_VISIBLE_DEVICES": "2,3"}, ("GPU-1f", "0000:21:00.0"))
     assert parse(text) == Settings(
         backends=("nvidia", "amd"),
+        libraries={"nvidia": "/opt/x/libnvidia-ml.so.1"},
         sampling=Sampling(0.0, 4.5, 15.0, 60.0),
         mapping=Mapping(("probed", "proven")),
         fleets=(FleetSettings("host", "host"), chat),
@@ -162,17 +165,19 @@ def test_aliases_are_followed() -> None:
 NAME = "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit"
 REACH = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
 SAMPLING_KEYS = "reuse_seconds, deadline_seconds, interval_seconds, hang_seconds"
+TOP_KEYS = "backends, libraries, sampling, mapping, fleets"
+ALL_BACKENDS = "amd, intel, nvidia, simulated"
 ALL_RUNTIMES = "cuda, host, level_zero, rocm, sycl, vulkan"
 COMMA = 'a value with a comma in it needs quotes, such as "2,3"'
 
 KEYS = [
-    ("a: 1", "1: a: unknown key 'a', expected one of backends, sampling, mapping, fleets"),
+    ("a: 1", "1: a: unknown key 'a', expected one of backends, libraries, sampling, mapping, fleets"),
     ("\nfleet: []", "2: fleet: unknown key 'fleet' (did you mean fleets?), "
-     "expected one of backends, sampling, mapping, fleets"),
+     "expected one of backends, libraries, sampling, mapping, fleets"),
     ("sampling:\n  reuse_second: 1", "2: sampling.reuse_second: unknown key 'reuse_second' "
      f"(did you mean reuse_seconds?), expected one of {SAMPLING_KEYS}"),
     ("fleets:\n- name: a\n  pid: 7", "3: fleets[0].pid: unknown key 'pid', expected one of name, runtime, env, reach"),
-    ('"a b\\n": 1', "1: 'a b\\n': unknown key 'a b\\n', expected one of backends, sampling, mapping, fleets"),
+    ('"a b\\n": 1', f"1: 'a b\\n': unknown key 'a b\\n', expected one of {TOP_KEYS}"),
     ("fleets: []\n\nfleets: []", "3: fleets: found this key twice, the first time on line 1"),
     ("sampling:\n  hang_seconds: 9\n  hang_seconds: 9",
      "3: sampling.hang_seconds: found this key twice, the first time on line 2"),
@@ -185,15 +190,15 @@ KEYS = [
     ("sampling:\n  true: a", "2: sampling: expected text as a key, found the truth value true"),
     ("[a]: b", "1: expected text as a key, found a list"),
     ("? {a: b}\n: c", "1: expected text as a key, found a mapping"),
-    ("x: &x {hang_seconds: 9}", "1: x: unknown key 'x', expected one of backends, sampling, mapping, fleets"),
+    ("x: &x {hang_seconds: 9}", f"1: x: unknown key 'x', expected one of {TOP_KEYS}"),
     ("sampling:\n  <<: {hang_seconds: 9}", "2: sampling: found the merge key <<, which is not read here: "
      "write its keys out"),
 ]  # fmt: skip
 
 TYPES = [
     ("sampling: [1]", f"1: sampling: expected a mapping with keys of {SAMPLING_KEYS}, found a list"),
-    ("- a", "1: expected a mapping with keys of backends, sampling, mapping, fleets, found a list"),
-    ("a", "1: expected a mapping with keys of backends, sampling, mapping, fleets, found the text 'a'"),
+    ("- a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found a list"),
+    ("a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found the text 'a'"),
     ("fleets: {name: a}", "1: fleets: expected a list, found a mapping"),
     ("fleets: [a]", "1: fleets[0]: expected a mapping with keys of name, runtime, env, reach, found the text 'a'"),
     ("fleets:\n-", "2: fleets[0]: expected a mapping with keys of name, runtime, env, reach, found nothing (null)"),
@@ -203,6 +208,14 @@ TYPES = [
     ("fleets: [{name: a, env: [A, 1]}]", "1: fleets[0].env: expected a mapping of variables to texts, found a list"),
     ("fleets: [{name: a, env: }]", "1: fleets[0].env: expected a mapping of variables to texts, found nothing (null)"),
     ("fleets: [{name: a, reach: }]", "1: fleets[0].reach: expected a list, found nothing (null)"),
+    ("libraries: /lib", "1: libraries: expected a mapping, found the text '/lib'"),
+    ("libraries:\n  nvidia: lib/x.so", "2: libraries.nvidia: expected an absolute path, found the text 'lib/x.so'"),
+    ("libraries: {nvidia: 1}", "1: libraries.nvidia: expected an absolute path, found the number 1: "
+     "quote it to make it text"),
+    ("libraries: {nvidia: }", "1: libraries.nvidia: expected an absolute path, found nothing (null)"),
+    ("libraries: {nvidja: /x}", "1: libraries: unknown backend 'nvidja' (did you mean nvidia?), "
+     f"expected one of {ALL_BACKENDS}"),
+    ("libraries: {nvidia: /x, nvidia: /y}", "1: libraries.nvidia: found this key twice, the first time on line 1"),
     ("fleets: [{name: [a]}]", f"1: fleets[0].name: expected {NAME}, found a list"),
     ("fleets: [{name: 12}]", f"1: fleets[0].name: expected {NAME}, found the number 12: quote it to make it text"),
     ("fleets: [{name: true}]", f"1: fleets[0].name: expected {NAME}, found the truth value true: "
@@ -570,6 +583,7 @@ def test_keys() -> None:
     """The keys come from the structs, so that a key cannot be added without its lines in the example."""
     assert config.keys() == [
         "backends",
+        "libraries",
         "sampling.reuse_seconds",
         "sampling.deadline_seconds",
         "sampling.interval_seconds",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from exporter.backends.base import Backend
+from exporter.backends.base import Backend, Places
 
 BACKENDS: dict[str, str] = {
     "nvidia": "exporter.backends.nvidia:NvidiaBackend",
@@ -15,8 +15,8 @@ ON_REQUEST: tuple[str, ...] = ("simulated",)
 """Backends that serve only when the settings name them."""
 
 
-def create(vendor: str, sysfs: str, procfs: str) -> Backend:
-    """The vendor's backend, not opened yet; ``sysfs`` and ``procfs`` are where those file systems are mounted."""
+def create(vendor: str, places: Places) -> Backend:
+    """The vendor's backend, not opened yet."""
     module, _, name = BACKENDS[vendor].partition(":")
-    backend: Backend = getattr(import_module(module), name)(sysfs, procfs)
+    backend: Backend = getattr(import_module(module), name)(places)
     return backend

@@ -19,11 +19,19 @@ class Sampled(NamedTuple):
 Note = Callable[[Device], None]
 
 
+class Places(NamedTuple):
+    """Where sysfs and procfs are mounted, and the vendor's library where the settings name one."""
+
+    sysfs: str = "/sys"
+    procfs: str = "/proc"
+    library: str | None = None
+
+
 class Backend(Protocol):
     """Reads one vendor's devices, inside that vendor's worker process and nowhere else.
 
-    1. ``__init__`` does nothing; the vendor package is imported inside :meth:`open`, and whatever that raises becomes
-       ``BackendAbsent`` with a reason.
+    1. ``__init__``, which is given :class:`Places`, does nothing; the vendor package is imported inside :meth:`open`,
+       and whatever that raises becomes ``BackendAbsent`` with a reason.
     2. No reading instead of a sentinel: the vendor's all-ones, -1, 255 degrees and "N/A" are absence, decided here.
     3. No identity, no device. A UUID, a path or an index is never built from another number.
     4. Base units only, through :mod:`exporter.units`. Counters raw and monotonic.

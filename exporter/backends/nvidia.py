@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import pci, units
-from exporter.backends.base import Note, Sampled
+from exporter.backends.base import Note, Places, Sampled
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Reading
 
@@ -100,8 +101,8 @@ class NvidiaBackend:
 
     vendor = VENDOR
 
-    def __init__(self, sysfs: str, procfs: str) -> None:
-        self._sysfs, self._procfs = sysfs, procfs
+    def __init__(self, places: Places) -> None:
+        self._sysfs, self._procfs, self._library = places
         self._nvml: ModuleType
         self.driver_version = ""
         self._facts: dict[str, _Facts] = {}
@@ -115,12 +116,22 @@ class NvidiaBackend:
         except ImportError as error:
             raise BackendAbsent("library-missing", f"the package nvidia-ml-py cannot be imported: {error}") from error
         self._nvml = pynvml
+        self._preload()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
         except pynvml.NVMLError as error:
             raise BackendAbsent(_reason(error), f"nvmlInitWithFlags: {error}") from error
         with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
             self.driver_version = pynvml.nvmlSystemGetDriverVersion()
+
+    def _preload(self) -> None:
+        """Load the settings' library: pynvml asks for ``libnvidia-ml.so.1``, and gets what is loaded by that name."""
+        if self._library is None:
+            return
+        try:
+            ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise BackendAbsent("library-missing", f"libraries.nvidia: {error}") from error
 
     def close(self) -> None:
         """Let NVML go."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from exporter.backends.base import Note, Sampled
+from exporter.backends.base import Note, Places, Sampled
 from exporter.errors import BackendAbsent
 from exporter.model import Device, DeviceKey, Reading
 
@@ -38,8 +38,8 @@ class SimulatedBackend:
     vendor = VENDOR
     driver_version = "simulated"
 
-    def __init__(self, sysfs: str, procfs: str) -> None:
-        del sysfs, procfs
+    def __init__(self, places: Places) -> None:
+        del places
         self._devices = tuple(_device(index) for index in range(len(_MODELS)))
 
     def open(self) -> None:
