@@ -1,0 +1,263 @@
+"""The pretend Level Zero loader's other half: builds ``libze_loader.so.1`` and writes the file that drives it.
+
+``ze_loader.c`` says what a line of that file means. The real ``pyzes`` looks for the loader at one path of the system,
+:data:`PYZES_PATH`, whatever ``LD_LIBRARY_PATH`` says. So a program sees the pretend GPUs when it is started with
+:meth:`FakeZeLoader.environment` in its environment by the command line that :meth:`FakeZeLoader.placed` makes, which
+needs root; or when it loads :attr:`FakeZeLoader.library` itself before it imports ``pyzes``, by :data:`REDIRECT`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.fakes.nvml import BuildError, CompilerMissingError
+
+SONAME = "libze_loader.so.1"
+PYZES_PATH = Path("/usr/lib/x86_64-linux-gnu") / SONAME
+SOURCE = Path(__file__).with_name("ze_loader.c")
+CALLS = frozenset(re.findall(r"^(?:[A-Z]+_)?CALL\((zes\w+)", SOURCE.read_text(), re.MULTILINE))
+"""Every symbol that the library exports, and so every CALL that a rule may name beside ``*``."""
+
+OLD_LOADER_LACKS = ("zesDeviceGet", "zesDeviceGetSubDevicePropertiesExp", "zesDriverGet", "zesInit")
+"""What a loader of before ``zesInit`` lacks, such as Debian 12's: for ``without``."""
+
+REDIRECT = """
+import ctypes
+def _redirected(name, *rest, _real=ctypes.CDLL, **named):
+    return _real({library!r} if "ze_loader" in str(name) else name, *rest, **named)
+ctypes.CDLL = _redirected
+"""
+"""Python code, to be formatted with ``library``: after it ``import pyzes`` loads that file, without root."""
+
+_PLACE = 'mount -t overlay overlay -o "lowerdir=$1:$2" "$2" && shift 2 && exec "$@"'
+
+
+def build(directory: Path, without: Sequence[str] = ()) -> Path:
+    """The library, now in ``directory``, without the symbols ``without``: what an older loader lacks."""
+    if unknown := sorted(set(without) - CALLS):
+        raise ValueError(f"the pretend loader has no {', '.join(unknown)} to leave out")
+    shared = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
+    return _compile(directory / SONAME, [*shared, *(f"-DWITHOUT_{symbol}" for symbol in without)])
+
+
+def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
+    """As :func:`build`; without a C compiler or pyzes the test is skipped with the reason, but fails if ``CI=true``."""
+    if importlib.util.find_spec("pyzes") is None:
+        fail_in_ci_else_skip("no pretend Level Zero loader: no pyzes to load it (pip install pyzes)")
+    try:
+        return build(directory, without)
+    except CompilerMissingError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no pretend Level Zero loader: {error}")
+
+
+def fail_in_ci_else_skip(reason: str) -> NoReturn:
+    """Ends the test: where ``CI=true`` nothing may go untested."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def layouts(directory: Path) -> dict[str, dict[str, tuple[int, int]]]:
+    """For each struct of the C side its members' offsets and sizes; its own size stands under ``-``."""
+    program = _compile(directory / "layouts", ["-DLAYOUTS"])
+    output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for struct, member, offset, size in map(str.split, output.splitlines()):
+        found.setdefault(struct, {})[member] = (int(offset), int(size))
+    return found
+
+
+def _compile(target: Path, switches: Sequence[str]) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise CompilerMissingError("no C compiler 'cc' on PATH (Debian: apt-get install gcc libc6-dev)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = target.with_name(f"{target.name}.new")
+    command = [compiler, "-O1", "-Wall", "-Werror", "-pthread", *switches, "-o", str(made), str(SOURCE)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{compiler} cannot build {SOURCE.name}:\n{result.stderr}")
+    made.replace(target)  # writing into a library that a process has mapped would crash it
+    return target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """An engine group. What is None is left out, and the call that needs it answers UNSUPPORTED_FEATURE.
+
+    ``active`` and ``timestamp`` are microseconds; with a ``rate`` they move, ``active`` at that share of the clock.
+    """
+
+    group: str | None = "ALL"
+    sub: int = -1
+    active: int | None = 0
+    timestamp: int | None = 0
+    rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A memory module, in bytes. ``physical=0`` is Sysman's "not known"; None is left out, as in :class:`Engine`."""
+
+    location: str | None = "DEVICE"
+    sub: int = -1
+    physical: int | None = 0
+    size: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature:
+    """A temperature sensor. What is None is left out, as in :class:`Engine`."""
+
+    sensor: str | None = "GPU"
+    sub: int = -1
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequency:
+    """A frequency domain, in MHz. Without ``request`` the answer is -1; without ``actual`` there is none."""
+
+    actual: float | None = None
+    request: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """A power domain: microjoules and microseconds; with a ``rate`` in watts they move, as in :class:`Engine`."""
+
+    energy: int | None = None
+    timestamp: int | None = 0
+    rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A device; its ``index`` is its position in the list unless given, and a part's is its position in its tuple.
+
+    What is None is left out, as in :class:`Engine`. A device is the same one as before while its ``bdf`` is, so handles
+    stay with their device when the order changes.
+    """
+
+    index: int | None = None
+    driver: int | None = None
+    bdf: str | None = None
+    name: str | None = None
+    device_id: int | None = None
+    integrated: bool | None = None
+    subdevices: int | None = None
+    type: str | None = None
+    uuid: str | None = None
+    engines: tuple[Engine, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    temperatures: tuple[Temperature, ...] = ()
+    frequencies: tuple[Frequency, ...] = ()
+    powers: tuple[Power, ...] = ()
+
+
+_PARTS = {
+    "engine": "engines",
+    "memory": "memory",
+    "temperature": "temperatures",
+    "frequency": "frequencies",
+    "power": "powers",
+}
+
+
+class FakeZeLoader:
+    """The state file and the record in ``directory``, for the file ``library`` that :func:`build` made."""
+
+    def __init__(self, directory: Path, library: Path) -> None:
+        self.library = library
+        self.state_path = directory / "ze_loader.state"
+        self.record_path = directory / "ze_loader.record"
+        self._overlay = directory / "ze_loader.overlay"
+        self._last_written = 0
+
+    def environment(self) -> dict[str, str]:
+        """What a program's environment needs, to be laid over ``os.environ``."""
+        return {"FAKE_ZE_STATE": str(self.state_path), "FAKE_ZE_RECORD": str(self.record_path)}
+
+    def placed(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs ``command`` where the library is at pyzes's path, for itself and its children.
+
+        It needs root. The system's folder is overlaid in a mount namespace that ends with the program, so that nothing
+        else sees it and nothing remains; the process keeps its id, and signals reach the program itself.
+        """
+        self._overlay.mkdir(exist_ok=True)
+        shutil.copy2(self.library, self._overlay / SONAME)
+        namespace = ["unshare", "--mount", "--propagation", "private"]
+        return [*namespace, "sh", "-c", _PLACE, "sh", str(self._overlay), str(PYZES_PATH.parent), *command]
+
+    def write(self, gpus: Sequence[Gpu], *, drivers: int = 1, lines: Sequence[str] = ()) -> None:
+        """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
+        text = [f"drivers {drivers}", *_devices(gpus), *(_checked(line) for line in lines), ""]
+        new = self.state_path.with_suffix(".new")
+        new.write_text("\n".join(text), encoding="utf-8")
+        # Clocks of file systems tick in milliseconds, and a freed inode comes back: only this tells two writes apart.
+        self._last_written = max(time.time_ns(), self._last_written + 1)
+        os.utime(new, ns=(self._last_written, self._last_written))
+        new.replace(self.state_path)
+
+    def remove(self) -> None:
+        """Takes the drivers away: every call answers UNINITIALIZED."""
+        self.state_path.unlink(missing_ok=True)
+
+    def record(self) -> list[str]:
+        """The symbols called so far, by all programs, one for each call."""
+        return self.record_path.read_text().splitlines() if self.record_path.exists() else []
+
+
+def place_or_skip(fake: FakeZeLoader) -> None:
+    """Where :meth:`FakeZeLoader.placed` cannot work the test is skipped with the reason, but fails if ``CI=true``."""
+    if os.geteuid() != 0:
+        fail_in_ci_else_skip(f"only root can place a library at {PYZES_PATH}")
+    if shutil.which("unshare") is None or not PYZES_PATH.parent.is_dir():
+        fail_in_ci_else_skip(f"no unshare (util-linux), or no {PYZES_PATH.parent} to place a library in")
+    result = subprocess.run(fake.placed(["true"]), capture_output=True, text=True, check=False)
+    if result.returncode:
+        fail_in_ci_else_skip(f"no private overlay over {PYZES_PATH.parent}: {result.stderr.strip()}")
+
+
+def _devices(gpus: Sequence[Gpu]) -> Iterator[str]:
+    for position, gpu in enumerate(gpus):
+        index = position if gpu.index is None else gpu.index
+        yield f"gpu {index} {_pairs(gpu)}"
+        for word, parts in _PARTS.items():
+            for number, part in enumerate(getattr(gpu, parts)):
+                yield f"{word} {index} {number} {_pairs(part)}"
+
+
+def _pairs(line: Gpu | Engine | Memory | Temperature | Frequency | Power) -> str:
+    keys = [field.name for field in fields(line) if field.name not in {"index", *_PARTS.values()}]
+    values = {key: getattr(line, key) for key in keys}
+    return " ".join(f"{key}={_quoted(value)}" for key, value in values.items() if value is not None)
+
+
+def _quoted(value: str | float) -> str:
+    text = str(int(value) if isinstance(value, bool) else value)
+    if '"' in text or "\n" in text:
+        raise ValueError(f"the state file cannot hold a quote or a line break: {text!r}")
+    return f'"{text}"'
+
+
+def _checked(line: str) -> str:
+    """``line``, unless it is a rule for a call that does not exist, which would silently never match."""
+    kind, call = ([*line.split(), "", ""])[:2]
+    if kind in {"fault", "hang", "slow", "crash"} and call not in CALLS | {"*"}:
+        raise ValueError(f"the pretend loader has no call {call!r}: {line}")
+    return line
