@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from exporter.units import pci_bus_id
 
@@ -14,19 +15,40 @@ _DISPLAY, _ACCELERATOR = "0x03", "0x12"
 _CLASSES = {"intel": (_DISPLAY,)}
 
 
+# Drivers that hold a card for a virtual machine, or for nobody.
+_HANDED_AWAY = ("vfio-pci", "pci-stub", "pciback", "xen-pciback")
+
+
 def cards(sysfs: str, vendor: str) -> Iterator[str]:
     """PCI addresses of the vendor's GPUs, display controllers and processing accelerators, in no promised order.
 
     Nothing is yielded where sysfs has no PCI bus (some containers and virtual machines). A file is read for each device
     of the bus, which takes milliseconds on a large one.
     """
-    wanted, devices = VENDOR_IDS.get(vendor), f"{sysfs}/bus/pci/devices"
-    for name in _names(devices):
-        address = pci_bus_id(name)
-        if address is None or _read(f"{devices}/{name}/vendor") != wanted:
-            continue
-        if _read(f"{devices}/{name}/class").startswith(_CLASSES.get(vendor, (_DISPLAY, _ACCELERATOR))):
-            yield address
+    return (address for address in addresses(sysfs) if is_gpu(sysfs, address, vendor))
+
+
+def addresses(sysfs: str) -> list[str]:
+    """Every device of the PCI bus, in no promised order."""
+    found = (pci_bus_id(name) for name in _names(f"{sysfs}/bus/pci/devices"))
+    return [address for address in found if address]
+
+
+def is_gpu(sysfs: str, address: str, vendor: str) -> bool:
+    """Whether the device at an address is the vendor's, and of a class that its GPUs have."""
+    folder = f"{sysfs}/bus/pci/devices/{address}"
+    if _read(f"{folder}/vendor") != VENDOR_IDS.get(vendor):
+        return False
+    return _read(f"{folder}/class").startswith(_CLASSES.get(vendor, (_DISPLAY, _ACCELERATOR)))
+
+
+def driver_of(sysfs: str, address: str) -> str:
+    """The kernel driver that serves the device on this host; empty where none does, or where it is handed away."""
+    try:
+        name = Path(f"{sysfs}/bus/pci/devices/{address}/driver").readlink().name
+    except OSError:
+        return ""
+    return "" if name in _HANDED_AWAY else name
 
 
 def bound_to(sysfs: str, driver: str) -> list[str]:

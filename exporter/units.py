@@ -33,6 +33,11 @@ def celsius(value: float) -> float | None:
     return float(value) if 0 < value < _HOTTEST_CELSIUS else None
 
 
+def millidegrees(value: int) -> float | None:
+    """As :func:`celsius`, from thousandths of a degree, as hwmon files have it."""
+    return celsius(value / 1000)
+
+
 def byte_count(value: int) -> int | None:
     """A number of bytes; negative numbers and all-ones of 32 or 64 bits mean *not available*."""
     return None if value < 0 or value in _ALL_ONES else value

@@ -189,12 +189,12 @@ class Worker:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
         try:
             devices = self._backend.identify(slot, lambda device: self._note(slot, device))
+            self._known[slot] = devices
+            self._half_known.discard(slot)
+            sampled = [self._backend.sample(device) for device in devices]
         except DeviceAsleep:
             self._half_known.discard(slot)
             return Sleeping(self._backend.asleep(slot))
-        self._known[slot] = devices
-        self._half_known.discard(slot)
-        sampled = [self._backend.sample(device) for device in devices]
         readings = tuple(reading for entry in sampled for reading in entry.readings)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
         return CardReport(devices, readings, faults, tuple(hint for entry in sampled for hint in entry.hints))

@@ -116,3 +116,11 @@ def test_any_text_is_an_address_or_none(text: str) -> None:
     """No text raises, and what comes back is an address that is its own spelling."""
     address = units.pci_bus_id(text)
     assert address is None or units.pci_bus_id(address) == address
+
+
+@pytest.mark.parametrize(
+    ("value", "degrees"), [(51000, 51.0), (47500, 47.5), (0, None), (-273150, None), (255000, None), (150000, None)]
+)
+def test_thousandths_of_a_degree(value: int, degrees: float | None) -> None:
+    """What hwmon files have, with the sentinels of whole degrees."""
+    assert units.millidegrees(value) == degrees

@@ -20,11 +20,12 @@ Note = Callable[[Device], None]
 
 
 class Places(NamedTuple):
-    """Where sysfs and procfs are mounted, and the vendor's library where the settings name one."""
+    """Where sysfs and procfs are mounted, the vendor's library where the settings name one, and the root folder."""
 
     sysfs: str = "/sys"
     procfs: str = "/proc"
     library: str | None = None
+    root: str = "/"
 
 
 class Backend(Protocol):
@@ -63,7 +64,10 @@ class Backend(Protocol):
         """
 
     def sample(self, device: Device) -> Sampled:
-        """Read a device that :meth:`identify` has just found. Raises ``DeviceLost`` and ``BackendAbsent``."""
+        """Read a device that :meth:`identify` has just found.
+
+        Raises ``DeviceLost``, ``DeviceAsleep`` (the card fell asleep meanwhile) and ``BackendAbsent``.
+        """
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """What is known of a sleeping card and its parts without waking it: as last read, else a placeholder."""

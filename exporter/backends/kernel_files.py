@@ -1,0 +1,133 @@
+"""What the kernel's DRM drivers publish in sysfs: small files, one value each, with the errors that they answer.
+
+A file that is not there, or that the driver says it does not serve for this card, is absence. Anything else that is not
+a value is a fault: what cannot be read must not pass for what does not exist, nor for 0.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from exporter import pci
+from exporter.errors import DeviceFault, DeviceLost
+
+# What drivers answer where a card has no such value: hwmon's "no data", and "not supported" in two spellings.
+_NOT_OFFERED = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL)
+_GONE = (errno.ENODEV, errno.ENXIO)
+_MOST_BYTES = 4096  # a sysfs file has at most a page
+
+
+def text(path: str) -> str | None:
+    """The file's text without the line's end; None where the card has no such value.
+
+    Raises ``DeviceLost`` where the driver says that the device is gone, and ``DeviceFault`` for every other error.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
+    except OSError as error:
+        if error.errno in _NOT_OFFERED:
+            return None
+        if error.errno in _GONE:
+            raise DeviceLost(f"{path}: {error.strerror}") from error
+        reason = "no-permission" if error.errno == errno.EACCES else "driver-error"
+        raise DeviceFault(reason, f"{path}: {error.strerror}") from error
+
+
+def number(path: str, base: int = 10) -> int | None:
+    """The file's number; None where the card has no such value. Raises as :func:`text`, also for what is no number."""
+    found = text(path)
+    if found is None:
+        return None
+    try:
+        return int(found, base)
+    except ValueError as error:
+        raise DeviceFault("driver-error", f"{path}: found {found[:40]!r}, expected a number") from error
+
+
+def probe(path: str) -> None:
+    """Read a file for its error alone, if it is there. Raises as :func:`text`."""
+    if text(path) == "":
+        raise DeviceFault("driver-error", f"{path}: found nothing, expected data")
+
+
+def names(folder: str) -> list[str]:
+    """What is in a folder, in order; empty where there is none."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  (names are all that is wanted)
+    except OSError:
+        return []
+
+
+def device_folder(sysfs: str, address: str) -> str:
+    """Where the files of a PCI device are."""
+    return f"{sysfs}/bus/pci/devices/{address}"
+
+
+class Sensor(NamedTuple):
+    """A temperature of a card: the driver's label, and the file with the value in thousandths of a degree."""
+
+    label: str
+    path: str
+
+
+def temperature_sensors(folder: str) -> Mapping[str, Sensor]:
+    """The temperatures that a card's driver publishes through hwmon, by label."""
+    return {sensor.label: sensor for sensor in _sensors(folder)}
+
+
+def _sensors(folder: str) -> Iterator[Sensor]:
+    for monitor in names(f"{folder}/hwmon"):
+        for name in names(f"{folder}/hwmon/{monitor}"):
+            match = re.fullmatch(r"temp([0-9]+)_label", name)
+            label = match and text(f"{folder}/hwmon/{monitor}/{name}")
+            if match and label:
+                yield Sensor(label, f"{folder}/hwmon/{monitor}/temp{match[1]}_input")
+
+
+def minor_number(folder: str) -> int | None:
+    """The number of the card's DRM render node (``renderD128``), which is its device file's minor number."""
+    found = (re.fullmatch(r"renderD([0-9]+)", name) for name in names(f"{folder}/drm"))
+    return next((int(match[1]) for match in found if match), None)
+
+
+def driver_version(sysfs: str, driver: str) -> str:
+    """The version of a driver that is not the kernel's own, else the kernel's, whose driver it is then."""
+    try:
+        return text(f"{sysfs}/module/{driver}/version") or os.uname().release
+    except (DeviceFault, DeviceLost):
+        return os.uname().release
+
+
+class Bus:
+    """A vendor's GPUs on the PCI bus, in the order of their addresses.
+
+    What kind of device an address has is read once, while the address stays; the driver is read each time.
+    """
+
+    def __init__(self, sysfs: str, vendor: str) -> None:
+        self._sysfs, self._vendor = sysfs, vendor
+        self._kinds: dict[str, bool] = {}
+
+    def drivers(self) -> dict[str, str]:
+        """The address and the driver of each GPU that a driver of the host serves, by address.
+
+        A card that no driver has taken, or that is handed to a virtual machine, is not this host's to use.
+        """
+        there = pci.addresses(self._sysfs)
+        for gone in self._kinds.keys() - set(there):
+            del self._kinds[gone]
+        for address in there:
+            if address not in self._kinds:
+                self._kinds[address] = pci.is_gpu(self._sysfs, address, self._vendor)
+        found = {address: pci.driver_of(self._sysfs, address) for address in there if self._kinds[address]}
+        return {address: driver for address, driver in sorted(found.items(), key=_by_address) if driver}
+
+
+def _by_address(item: tuple[str, str]) -> tuple[int, str]:
+    """Domains have four digits or more, so the longer is the larger."""
+    return len(item[0]), item[0]
