@@ -8,6 +8,7 @@ from exporter.backends.base import Backend, Places
 
 BACKENDS: dict[str, str] = {
     "nvidia": "exporter.backends.nvidia:NvidiaBackend",
+    "amd": "exporter.backends.amd:AmdBackend",
     "simulated": "exporter.backends.simulated:SimulatedBackend",
 }
 

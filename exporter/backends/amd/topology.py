@@ -1,0 +1,118 @@
+"""The KFD's topology: which compute node is which card, or which partition of one.
+
+Source: ``/sys/class/kfd/kfd/topology``, which the kernel publishes wherever amdgpu runs, with no ROCm installed, and
+keeps in memory: reading it wakes no card. Nodes without SIMDs are CPUs.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.backends.kernel_files import names
+
+# Local memory: heaps 1 and 2 are the card's own, visible to the CPU or not.
+_LOCAL_HEAPS = ("1", "2")
+_PROPERTY = re.compile(r"^(\w+) ([0-9]+)$", re.MULTILINE)
+
+
+class Node(NamedTuple):
+    """A compute node. ``partition`` is None for a whole card; ``unique_id`` 0 where the card tells none."""
+
+    number: int
+    partition: int | None
+    unique_id: int
+    memory_bytes: int
+
+
+class _Raw(NamedTuple):
+    """A node as the kernel writes it: ``address`` in the location's low bits, ``high`` in its highest four."""
+
+    number: int
+    address: str
+    high: int
+    unique_id: int
+    memory_bytes: int
+
+
+class Topology(NamedTuple):
+    """Nodes by the PCI address of their card, in the KFD's order; ``trouble`` says why a node may be missing."""
+
+    nodes: Mapping[str, tuple[Node, ...]]
+    trouble: str = ""
+
+
+def generation(sysfs: str) -> str:
+    """Changes whenever the topology does; empty without a KFD."""
+    try:
+        return Path(f"{sysfs}/class/kfd/kfd/topology/generation_id").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def read(sysfs: str, cards: Collection[str]) -> Topology:
+    """The nodes of these cards. A node that this process may not read (a device cgroup) is no node of ours."""
+    folder = f"{sysfs}/class/kfd/kfd/topology/nodes"
+    found, trouble = [], ""
+    for name in names(folder):
+        try:
+            raw = _node(f"{folder}/{name}", int(name)) if name.isdecimal() else None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES):
+                trouble = f"{folder}/{name}: {error.strerror}"
+            continue
+        except ValueError as error:
+            trouble = f"{folder}/{name}: {error}"
+            continue
+        if raw is not None:
+            found.append(raw)
+    return Topology(_by_card(sorted(found), cards), trouble)
+
+
+def _node(folder: str, number: int) -> _Raw | None:
+    """None for a node without SIMDs."""
+    values = _properties(f"{folder}/properties")
+    if "simd_count" not in values:
+        raise ValueError("properties has no simd_count")
+    if not values["simd_count"]:
+        return None
+    location, domain = values["location_id"], values.get("domain", 0)
+    address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7:x}"
+    memory = sum(map(_local_memory, (f"{folder}/mem_banks/{bank}" for bank in names(f"{folder}/mem_banks"))))
+    return _Raw(number, address, location >> 28, values.get("unique_id", 0), memory)
+
+
+def _properties(path: str) -> dict[str, int]:
+    text = Path(path).read_text(encoding="ascii", errors="replace")
+    return {name: int(value) for name, value in _PROPERTY.findall(text)}
+
+
+def _local_memory(bank: str) -> int:
+    values = _properties(f"{bank}/properties")
+    return values.get("size_in_bytes", 0) if str(values.get("heap_type")) in _LOCAL_HEAPS else 0
+
+
+def _by_card(nodes: list[_Raw], cards: Collection[str]) -> dict[str, tuple[Node, ...]]:
+    """Nodes of one card share its bus and device; a partition's number stands in the location's highest bits, or, with
+    older kernels, where a PCI function would be that the bus does not have.
+    """
+    grouped: dict[str, list[_Raw]] = {}
+    for node in nodes:
+        card = node.address if node.address in cards else f"{node.address[:-1]}0"
+        grouped.setdefault(card, []).append(node)
+    return {card: _numbered(group) for card, group in grouped.items()}
+
+
+def _numbered(group: list[_Raw]) -> tuple[Node, ...]:
+    if len(group) == 1:
+        return (Node(group[0].number, None, group[0].unique_id, group[0].memory_bytes),)
+    partitions = [node.high for node in group]
+    if len(set(partitions)) < len(group):
+        partitions = [int(node.address[-1], 16) for node in group]
+    if len(set(partitions)) < len(group):  # which is which is not said: no identity, no device
+        return ()
+    pairs = zip(group, partitions, strict=True)
+    return tuple(Node(node.number, partition, node.unique_id, node.memory_bytes) for node, partition in pairs)
