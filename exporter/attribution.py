@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from exporter.inventory import Inventory
+from exporter.catalog import ADDS_UP
+from exporter.inventory import Inventory, tiles_key
 from exporter.model import (
     BackendStatus,
     Binding,
+    Device,
     DeviceKey,
     FleetMapping,
     Inversion,
@@ -29,6 +31,10 @@ def attribute(
         for reading in sample.readings:
             if states.get(reading.key) == "ok":
                 readings.setdefault(reading.key, {})[reading.metric] = reading.value
+    bindings = tuple(_bindings(mappings, inventory))
+    for device in {binding.device.key: binding.device for binding in bindings}.values():
+        if device.key not in inventory.by_key:
+            readings[device.key] = _of_narrowed(device, inventory, readings)
     return Snapshot(
         backends=backends,
         devices=inventory.devices,
@@ -37,8 +43,24 @@ def attribute(
         driver_versions={sample.vendor: sample.driver_version for sample in samples},
         incomplete=tuple(sample.vendor for sample in samples if not sample.whole),
         mappings=mappings,
-        bindings=tuple(_bindings(mappings, inventory)),
+        bindings=bindings,
     )
+
+
+def _of_narrowed(
+    device: Device, inventory: Inventory, readings: Mapping[DeviceKey, Mapping[str, float]]
+) -> dict[str, float]:
+    """What holds for a card of which a program sees some tiles: the card's readings if it sees all of them, else the
+    sums of its tiles' where every one of them has the reading, and parts make up a sum of it.
+    """
+    card = inventory.by_key.get(device.parent) if device.parent else None
+    if card is None:
+        return {}
+    tiles = [int(tile) for tile in device.partition.split("+")]
+    if len(set(tiles)) == card.tiles:
+        return dict(readings.get(card.key, {}))
+    found = [readings.get(tiles_key(card, [tile]), {}) for tile in tiles]
+    return {metric: sum(each[metric] for each in found) for metric in ADDS_UP if all(metric in each for each in found)}
 
 
 def _bindings(mappings: Iterable[FleetMapping], inventory: Inventory) -> Iterable[Binding]:

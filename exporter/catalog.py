@@ -50,6 +50,9 @@ READINGS: dict[str, Family] = {
     ),
 }
 
+ADDS_UP = ("memory_free", "memory_used", "memory_total")
+"""Readings of which several parts of a card have the sum."""
+
 GPU_INFO = Family(
     "gpu_info",
     "gauge",
