@@ -55,7 +55,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     The rest is what a runtime's base order rests on, None where it is not known: the KFD node, and whether ROCr knows
     the card's ISA and HIP can initialise it; how many tiles a card has, whether it is a Data Center GPU Max
-    (``hpc``) or integrated, and a number that rises with its product family's age (the newest family has the highest).
+    (``hpc``) or integrated, a number that rises with its product family's age (the newest family has the highest),
+    which of Level Zero's driver libraries serves the family, and whether every driver that knows it sorts its cards.
     """
 
     key: DeviceKey
@@ -79,6 +80,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hpc: bool | None = None
     integrated: bool | None = None
     product_family_rank: int | None = None
+    driver_library: str | None = None
+    driver_sorts: bool | None = None
 
 
 class VulkanDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -218,7 +221,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """A named workload with an environment.
 
     ``runtimes`` are tried each for its own vendors; ``vendors`` narrows them to some (None: all). ``reach`` lists
-    UUIDs and PCI addresses; None states that the workload can open every device of the host.
+    UUIDs and PCI addresses; None states that the workload can open every device of the host. ``known`` has values for
+    fields of :class:`Context` that the settings state.
     """
 
     name: str
@@ -226,6 +230,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     reach: tuple[str, ...] | None = None
     vendors: tuple[str, ...] | None = None
+    known: Mapping[str, str | bool] = msgspec.field(default_factory=dict)
 
 
 class FleetMapping(msgspec.Struct, frozen=True):

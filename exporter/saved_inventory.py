@@ -56,6 +56,8 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     hpc: bool | None = None
     integrated: bool | None = None
     product_family_rank: int | None = None
+    driver_library: str | None = None
+    driver_sorts: bool | None = None
     vk_type: str | None = None
     driver: str | None = None
     fp16_storage: bool | None = None
@@ -65,13 +67,20 @@ def to_rows(inventory: Inventory) -> list[dict[str, Any]]:
     """The inventory as plain data, one mapping a card or AMD partition; :func:`from_rows` reads it back."""
     boards = inventory.boards()
     known = {board.key for board in boards}
-    partitions = [device for device in inventory.devices if device.parent is not None and device.parent not in known]
+    partitions = [device for device in inventory.devices if _is_xcp(device) or device.parent not in (None, *known)]
     rows = [_row_of(card, inventory.parts(card.key)) for card in (*boards, *partitions)]
     plain = [msgspec.to_builtins(row) for row in (*rows, *map(_vulkan_row_of, inventory.vulkan or ()))]
     return [row | {"mig": row.pop("mig", [])} for row in plain]  # last, where a person looks for it
 
 
-_FACTS = ("kfd_node", "hsa_isa_ok", "hip_ok", "tiles", "hpc", "integrated", "product_family_rank")
+_FACTS = (
+    *("kfd_node", "hsa_isa_ok", "hip_ok", "tiles", "hpc", "integrated"),
+    *("product_family_rank", "driver_library", "driver_sorts"),
+)
+
+
+def _is_xcp(device: Device) -> bool:
+    return device.parent is not None and device.key.identity.endswith(f"/xcp{device.partition}")
 
 
 def _row_of(card: Device, parts: Sequence[Device]) -> Row:
@@ -85,7 +94,7 @@ def _row_of(card: Device, parts: Sequence[Device]) -> Row:
         mig_mode=card.mig_mode,
         memory_total_bytes=card.memory_total_bytes,
         minor=card.minor_number,
-        xcp=int(card.partition) if card.key.identity.endswith(f"/xcp{card.partition}") else None,
+        xcp=int(card.partition) if _is_xcp(card) else None,
         **{fact: getattr(card, fact) for fact in _FACTS},
     )
 

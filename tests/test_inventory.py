@@ -203,6 +203,42 @@ def test_identities_of_vendors() -> None:
     ]
 
 
+def test_partitions_are_rows_beside_their_card() -> None:
+    """AMD's card and its partitions are saved and read back; an Intel card's tiles follow from their number."""
+    board = DeviceKey("amd", "0000:83:00.0")
+    parts = [
+        Device(
+            key=DeviceKey("amd", f"0000:83:00.0/xcp{part}"),
+            physical_index=2 + part,
+            pci_bus_id="0000:83:00.0",
+            partition=str(part),
+            parent=board,
+            kfd_node=5 + part,
+        )
+        for part in range(2)
+    ]
+    intel = Device(
+        key=DeviceKey("intel", "0000:03:00.0"),
+        physical_index=0,
+        pci_bus_id="0000:03:00.0",
+        tiles=2,
+        product_family_rank=1271,
+        driver_library="current",
+        driver_sorts=False,
+    )
+    tiles = [narrowed(intel, [tile]) for tile in range(2)]
+    devices = (Device(key=board, physical_index=2, pci_bus_id="0000:83:00.0"), *parts, intel, *tiles)
+    rows = [msgspec.convert(row, Row) for row in to_rows(Inventory(devices))]
+    assert [(entry.pci, entry.xcp) for entry in rows] == [
+        ("0000:03:00.0", None),
+        ("0000:83:00.0", None),
+        ("0000:83:00.0", 0),
+        ("0000:83:00.0", 1),
+    ]
+    back, _ = from_rows(rows, "nvidia")
+    assert set(back.devices) == set(devices)
+
+
 def test_the_reach_that_rows_state() -> None:
     """Flags of accessibility make a reach, in which a card without a flag is; without any flag there is none."""
     rows = [row(), row(uuid=B.identity, accessible=False), row(uuid=C.identity, accessible=True)]

@@ -253,6 +253,28 @@ def test_an_unknown_or_old_driver(env: Mapping[str, str], expected: str) -> None
     assert read(env, cards("ab"), driver=None, reach=frozenset({card("b").key})) == "b"
 
 
+def test_a_card_that_only_sorting_drivers_know_tells_the_driver() -> None:
+    """Whatever other cards there are; a driver that is stated to be old is refused all the same."""
+    older, newer = replace(UHD, driver_sorts=False), replace(B580, driver_sorts=True)
+    assert read({MASK: "0"}, (older, newer), driver=None) == "c"
+    assert read({}, (older, newer), driver=None) == "c a"
+    assert read({MASK: "0"}, (older, A770), driver=None) == "driver-order-unknown"
+    assert read({MASK: "0"}, (older, newer), driver="old") == "driver-order-unknown"
+    assert read({MASK: "0"}, (older, newer, A770), driver=None, reach=frozenset({older.key, A770.key})) == (
+        "driver-order-unknown"
+    )
+
+
+def test_cards_of_one_library_have_one() -> None:
+    """However many are installed: the legacy one has no device of a family that the current one serves."""
+    uhd, b580 = (replace(device, driver_library="current") for device in (UHD, B580))
+    assert read({MASK: "0"}, (uhd, b580), multi_driver_library=None) == "c"
+    assert read({MASK: "0"}, (uhd, b580), multi_driver_library=True) == "multiple-driver-libraries"
+    for other in ("legacy1", None):
+        mixed = (replace(uhd, driver_library=other), b580)
+        assert read({MASK: "0"}, mixed, multi_driver_library=None) == "multiple-driver-libraries"
+
+
 def test_what_leaves_none_needs_no_order() -> None:
     """In any order of any driver."""
     assert read({MASK: "7"}, cards("ab"), driver="old", multi_driver_library=True) == ""

@@ -202,15 +202,21 @@ def _alike(cards: Sequence[Device]) -> bool:
     return len(names) == 1 and bool(cards[0].name) and len(ranks) == 1 and len({card.integrated for card in cards}) == 1
 
 
+def _one_library(cards: Sequence[Device]) -> bool:
+    """One driver library serves all these cards, however many are installed."""
+    libraries = {card.driver_library for card in cards}
+    return _alike(cards) or (len(libraries) == 1 and None not in libraries)
+
+
 def _check_order(reading: _Reading, cards: Sequence[Device], context: Context) -> None:
     """Raises unless the driver's list of these cards, more than one, is known."""
     if not all(card.pci_bus_id for card in cards):
         raise RefusedError("inventory-incomplete", "a card's PCI address is not known, so neither is its place")
     if context.driver == "old":
         raise RefusedError("driver-order-unknown", "the driver is older than its sorting of the cards")
-    if context.driver is None and not reading.by_address:
+    if context.driver is None and not reading.by_address and not any(card.driver_sorts for card in cards):
         raise RefusedError("driver-order-unknown", f"which driver it is is not known, and {PCI_ORDER} is not on")
-    if context.multi_driver_library or (context.multi_driver_library is None and not _alike(cards)):
+    if context.multi_driver_library or (context.multi_driver_library is None and not _one_library(cards)):
         how = "are" if context.multi_driver_library else "may be"
         raise RefusedError(
             "multiple-driver-libraries", f"{len(cards)} cards, and several driver libraries {how} installed"
