@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from exporter.inventory import Inventory
 from exporter.masks import RUNTIMES, invert
 from exporter.model import (
@@ -109,7 +111,8 @@ def invert_fleet(fleet: Fleet, runtime: str, samples: Sequence[VendorSample], ev
     if isinstance(reach, Refusal):
         return reach
     versions = {sample.vendor: sample.driver_version for sample in samples}
-    return invert(runtime, fleet.env, inventory, context_of(reach, versions))
+    context = msgspec.structs.replace(context_of(reach, versions), **fleet.known)
+    return invert(runtime, fleet.env, inventory, context)
 
 
 def context_of(reach: frozenset[DeviceKey], driver_versions: Mapping[str, str]) -> Context:

@@ -26,6 +26,7 @@ from exporter.binding import context_of
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
+from exporter.facts import FACTS
 from exporter.inventory import Inventory
 from exporter.model import Context, Inversion, Refusal, Snapshot
 from exporter.saved_inventory import from_rows, read_rows, to_rows
@@ -282,19 +283,6 @@ def _explain_environment(options: argparse.Namespace) -> int:
     outcome: Inversion | Refusal = masks.invert(runtime, env, inventory, context)
     sys.stdout.write(reports.explain(options.fleet or "command line", runtime, outcome, inventory))
     return int(isinstance(outcome, Refusal))
-
-
-FACTS: dict[str, dict[str, str | bool]] = {
-    "api": {"hip": "hip", "hsa": "hsa", "opencl": "opencl"},
-    "backend": {"level_zero": "level_zero", "opencl": "opencl"},
-    "driver": {"current": "current", "old": "old"},
-    "frontend": {"none": "none", "llama.cpp": "llama.cpp"},
-    "multi_driver_library": {"yes": True, "no": False},
-    "opencl": {"yes": True, "no": False},
-    "probe": {"same_env": "same_env", "clean_env": "clean_env"},
-    "space": {"enumeration": "enumeration", "mask_index": "mask_index"},
-}
-"""What ``--known`` may say of the workload: a fact's name, and its values."""
 
 
 def _with_facts(context: Context, facts: Sequence[str]) -> Context:

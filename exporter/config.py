@@ -18,6 +18,7 @@ import yaml
 from msgspec import Meta
 
 from exporter.errors import ConfigError
+from exporter.facts import FACTS
 from exporter.model import EVIDENCE, Evidence
 from exporter.yaml_nodes import CONTROL, MAX_NODES, compose, found, is_null, join, line_of, meaning, quoted, read, short
 
@@ -35,6 +36,7 @@ _Reach = Annotated[str, Meta(pattern=rf"\A(?:{_UUID}|{_PCI})\Z", description=_RE
 _Variable = Annotated[
     str, Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a variable's name of letters, digits and _")
 ]
+_Fact = Annotated[str, Meta(extra={"names": "fact"})]
 _Path = Annotated[str, Meta(pattern=r"\A/[^\x00]{1,4095}\Z", description="an absolute path")]
 _Interval = Annotated[float, Meta(ge=0.25, le=3600, extra={"null": True})]
 
@@ -58,13 +60,14 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fleet. ``runtime`` None: each vendor's default; ``reach`` None: the workload can open every device.
 
     ``env`` has the variables that are set, with the scalars' own text. A fleet of runtime ``host`` has neither ``env``
-    nor ``reach``. ``reach`` keeps the spelling of the file.
+    nor ``reach``. ``reach`` keeps the spelling of the file. ``known`` has the texts of :data:`exporter.facts.FACTS`.
     """
 
     name: _FleetName
     runtime: _Runtime | None = None
     env: dict[_Variable, str] = msgspec.field(default_factory=dict)
     reach: tuple[_Reach, ...] | None = None
+    known: dict[_Fact, str] = msgspec.field(default_factory=dict)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +92,7 @@ def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collecti
     if root is None or is_null(root):
         return Settings()
     names: dict[str, list[str]] = {"runtime": sorted(runtimes), "backend": sorted(backends)}
-    names["grade of evidence"] = list(EVIDENCE)
+    names |= {"grade of evidence": list(EVIDENCE), "fact": list(FACTS)}
     return msgspec.convert(_Reader(path, names).value(root, Settings, ""), Settings)
 
 
@@ -202,8 +205,11 @@ class _Reader:
         nodes = {key_node.value: value for key_node, value in node.value}
         self._once(self._fleets, data["name"], f"the fleet {data['name']}", nodes["name"], f"{key}.name")
         for name, value in nodes.items():
-            if data.get("runtime") == "host" and name in ("env", "reach"):
+            if data.get("runtime") == "host" and name in ("env", "reach", "known"):
                 self._fail(value, f"{key}.{name}", f"expected no {name}: the runtime host has every device and no mask")
+        for fact, text in data.get("known", {}).items():
+            if text not in FACTS[fact]:
+                self._fail(nodes["known"], f"{key}.known.{fact}", _unknown("value", text, FACTS[fact]))
 
     def _pairs(self, node: yaml.Node, key: str, hint: str = "") -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
         seen: dict[str, int] = {}
@@ -239,9 +245,10 @@ class _Reader:
 
     def _dict(self, node: yaml.Node, kinds: tuple[Any, Any], key: str) -> dict[str, Any]:
         name_kind, kind = kinds
-        hint = _COMMA if kind is str else ""
+        variables = name_kind is _Variable
+        hint = _COMMA if variables else ""
         if not isinstance(node, yaml.MappingNode):
-            self._wrong(node, key, "a mapping of variables to texts" if kind is str else "a mapping")
+            self._wrong(node, key, "a mapping of variables to texts" if variables else "a mapping")
         return {
             self._leaf(key_node, name_kind, key, hint): self.value(value, kind, join(key, name))
             for name, key_node, value in self._pairs(node, key, hint)

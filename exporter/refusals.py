@@ -26,8 +26,9 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "driver-order-unknown": RefusalCode(
         "the order in which Level Zero's drivers list these cards is not known",
-        "Where all cards are of one model set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload, and in the fleet's "
-        "env; otherwise let it open one card, and state that as reach:.",
+        "Where the workload's driver is of 2024 or later state known: {driver: current} in the fleet's settings. Where "
+        "all cards are of one model set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload, and in the fleet's env. "
+        "Otherwise let it open one card, and state that as reach:.",
     ),
     "evidence-not-accepted": RefusalCode(
         "the answer's grade of evidence is not in mapping.accept",
@@ -85,8 +86,8 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "multiple-driver-libraries": RefusalCode(
         "several Level Zero driver libraries may be installed, and each applies the mask to its own devices",
-        "Let the workload open cards of one model only, and state them as reach:. Which libraries there are is not "
-        "found out yet.",
+        "Where the workload has one library state known: {multi_driver_library: no} in the fleet's settings. Otherwise "
+        "let it open cards of one model only, and state them as reach:.",
     ),
     "opencl-order-unknown": RefusalCode(
         "the cards are visible through OpenCL only, whose order is not established",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.cli import FACTS
+from exporter.facts import FACTS
 from exporter.masks import DEFAULT_RUNTIMES, RUNTIMES
 from exporter.refusals import REFUSALS
 from exporter.saved_inventory import MigRow, Row

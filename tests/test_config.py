@@ -165,6 +165,7 @@ def test_aliases_are_followed() -> None:
 NAME = "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit"
 REACH = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
 SAMPLING_KEYS = "reuse_seconds, deadline_seconds, interval_seconds, hang_seconds"
+FLEET_KEYS = "name, runtime, env, reach, known"
 TOP_KEYS = "backends, libraries, sampling, mapping, fleets"
 ALL_BACKENDS = "amd, intel, nvidia, simulated"
 ALL_RUNTIMES = "cuda, host, level_zero, rocm, sycl, vulkan"
@@ -176,7 +177,7 @@ KEYS = [
      "expected one of backends, libraries, sampling, mapping, fleets"),
     ("sampling:\n  reuse_second: 1", "2: sampling.reuse_second: unknown key 'reuse_second' "
      f"(did you mean reuse_seconds?), expected one of {SAMPLING_KEYS}"),
-    ("fleets:\n- name: a\n  pid: 7", "3: fleets[0].pid: unknown key 'pid', expected one of name, runtime, env, reach"),
+    ("fleets:\n- name: a\n  pid: 7", f"3: fleets[0].pid: unknown key 'pid', expected one of {FLEET_KEYS}"),
     ('"a b\\n": 1', f"1: 'a b\\n': unknown key 'a b\\n', expected one of {TOP_KEYS}"),
     ("fleets: []\n\nfleets: []", "3: fleets: found this key twice, the first time on line 1"),
     ("sampling:\n  hang_seconds: 9\n  hang_seconds: 9",
@@ -200,14 +201,21 @@ TYPES = [
     ("- a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found a list"),
     ("a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found the text 'a'"),
     ("fleets: {name: a}", "1: fleets: expected a list, found a mapping"),
-    ("fleets: [a]", "1: fleets[0]: expected a mapping with keys of name, runtime, env, reach, found the text 'a'"),
-    ("fleets:\n-", "2: fleets[0]: expected a mapping with keys of name, runtime, env, reach, found nothing (null)"),
+    ("fleets: [a]", f"1: fleets[0]: expected a mapping with keys of {FLEET_KEYS}, found the text 'a'"),
+    ("fleets:\n-", f"2: fleets[0]: expected a mapping with keys of {FLEET_KEYS}, found nothing (null)"),
     ("backends: nvidia", "1: backends: expected a list, found the text 'nvidia'"),
     ("mapping: {accept: proven}", "1: mapping.accept: expected a list, found the text 'proven'"),
     ("mapping: {accept: }", "1: mapping.accept: expected a list, found nothing (null)"),
     ("fleets: [{name: a, env: [A, 1]}]", "1: fleets[0].env: expected a mapping of variables to texts, found a list"),
     ("fleets: [{name: a, env: }]", "1: fleets[0].env: expected a mapping of variables to texts, found nothing (null)"),
     ("fleets: [{name: a, reach: }]", "1: fleets[0].reach: expected a list, found nothing (null)"),
+    ("fleets: [{name: a, known: {driver: new}}]", "1: fleets[0].known.driver: unknown value 'new', "
+     "expected one of current, old"),
+    ("fleets: [{name: a, known: {drive: old}}]", "1: fleets[0].known: unknown fact 'drive' (did you mean driver?), "
+     "expected one of api, backend, driver, frontend, multi_driver_library, opencl, probe, space"),
+    ("fleets: [{name: a, known: old}]", "1: fleets[0].known: expected a mapping, found the text 'old'"),
+    ("fleets: [{name: a, runtime: host, known: {driver: old}}]", "1: fleets[0].known: expected no known: "
+     "the runtime host has every device and no mask"),
     ("libraries: /lib", "1: libraries: expected a mapping, found the text '/lib'"),
     ("libraries:\n  nvidia: lib/x.so", "2: libraries.nvidia: expected an absolute path, found the text 'lib/x.so'"),
     ("libraries: {nvidia: 1}", "1: libraries.nvidia: expected an absolute path, found the number 1: "
@@ -593,6 +601,7 @@ def test_keys() -> None:
         "fleets[].runtime",
         "fleets[].env",
         "fleets[].reach",
+        "fleets[].known",
     ]
 
 
@@ -611,7 +620,7 @@ def test_the_example_with_every_setting() -> None:
     named = {fleet.name: fleet for fleet in settings.fleets}
     assert named["embed"].reach == ("GPU-8d2cd1a6-9f5b-4c0e-8d40-4b2a9c9f3e11",)
     assert named["rerank"].env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert {fleet.runtime for fleet in settings.fleets} == {"host", "cuda", "rocm", "sycl"}
+    assert {fleet.runtime for fleet in settings.fleets} == {"host", "cuda", "rocm", "sycl", "level_zero"}
 
 
 @pytest.mark.parametrize("fleet", parse(uncommented(EXAMPLE.read_text())).fleets, ids=lambda fleet: fleet.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exporter.config import FleetSettings, Settings
+from exporter.facts import FACTS
 from exporter.masks import DEFAULT_RUNTIMES, RUNTIMES
 from exporter.model import Fleet
 
@@ -33,4 +34,5 @@ def from_settings(settings: Settings, environ: Mapping[str, str], vendors: tuple
 
 def _from_entry(entry: FleetSettings) -> Fleet:
     runtimes = DEFAULT_RUNTIMES if entry.runtime is None else (entry.runtime,)
-    return Fleet(name=entry.name, runtimes=runtimes, env=entry.env, reach=entry.reach)
+    known = {name: FACTS[name][value] for name, value in entry.known.items()}
+    return Fleet(name=entry.name, runtimes=runtimes, env=entry.env, reach=entry.reach, known=known)
