@@ -9,6 +9,7 @@ from exporter.backends.base import Backend, Places
 BACKENDS: dict[str, str] = {
     "nvidia": "exporter.backends.nvidia:NvidiaBackend",
     "amd": "exporter.backends.amd:AmdBackend",
+    "intel": "exporter.backends.intel:IntelBackend",
     "simulated": "exporter.backends.simulated:SimulatedBackend",
 }
 

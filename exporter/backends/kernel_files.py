@@ -68,6 +68,16 @@ def device_folder(sysfs: str, address: str) -> str:
     return f"{sysfs}/bus/pci/devices/{address}"
 
 
+def incarnation(sysfs: str, address: str) -> int:
+    """Another number when the card was taken from its driver and given back, and its files have other names; 0 where it
+    has no DRM device.
+    """
+    try:
+        return os.stat(f"{device_folder(sysfs, address)}/drm").st_ino  # noqa: PTH116  (once a card and cycle)
+    except OSError:
+        return 0
+
+
 class Sensor(NamedTuple):
     """A temperature of a card: the driver's label, and the file with the value in thousandths of a degree."""
 
