@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
 	@exec $(BIN)/gpu-fleet-exporter --config.file=docs/demo.yaml --web.listen-address=$(ADDRESS)
 
-run: $(VENV)/.installed
+run: $(VENV)/.installed-all
 	@exec $(BIN)/gpu-fleet-exporter $(if $(CONFIG),--config.file=$(CONFIG)) --web.listen-address=$(ADDRESS)
 
 test: $(VENV)/.installed-dev
@@ -47,6 +47,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable .
 	@touch $@
 
+$(VENV)/.installed-all: pyproject.toml | $(VENV)/.created
+	$(PIP) --editable '.[all]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable '.[test,lint]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-all

@@ -29,24 +29,31 @@ READINGS: dict[str, Family] = {
     "utilization": _reading(
         "gpu_utilization_percent",
         "Share of the last sample period in which the device was busy, 0 to 100. A percentage and not a ratio because "
-        "every vendor's tool prints it so and the name is established. NVIDIA: nvmlDeviceGetUtilizationRates.",
+        "every vendor's tool prints it so and the name is established. NVIDIA: nvmlDeviceGetUtilizationRates. AMD: "
+        "amdgpu's gpu_busy_percent, for a partition amdsmi_get_gpu_activity. Intel, since the scrape before: "
+        "zesEngineGetActivity of all engines, else the busiest class of engines by the DRM clients' fdinfo, else by "
+        "intel_gpu_top.",
     ),
     "memory_free": _reading(
         "gpu_memory_free_bytes",
-        "Device memory that can still be allocated. NVIDIA: nvmlDeviceGetMemoryInfo.",
+        "Device memory that can still be allocated. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: VRAM, amdgpu's "
+        "mem_info_vram_total less mem_info_vram_used. Intel: zesMemoryGetState, of discrete cards.",
     ),
     "memory_used": _reading(
         "gpu_memory_used_bytes",
         "Device memory in use, without what the driver reserves. NVIDIA: nvmlDeviceGetMemoryInfo_v2; absent where only "
-        "version 1 exists, which counts the reserved part as used.",
+        "version 1 exists, which counts the reserved part as used. AMD: amdgpu's mem_info_vram_used. Intel: "
+        "zesMemoryGetState, of discrete cards.",
     ),
     "memory_total": _reading(
         "gpu_memory_total_bytes",
-        "Device memory installed, the driver's reserve included. NVIDIA: nvmlDeviceGetMemoryInfo.",
+        "Device memory installed, the driver's reserve included. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: amdgpu's "
+        "mem_info_vram_total. Intel: zesMemoryGetProperties, of discrete cards whose driver tells the physical size.",
     ),
     "temperature": _reading(
         "gpu_temperature_celsius",
-        "Temperature of the GPU core or edge sensor; gpu_info says which. NVIDIA: nvmlDeviceGetTemperatureV.",
+        "Temperature of the GPU core or edge sensor; gpu_info says which. NVIDIA: nvmlDeviceGetTemperatureV. AMD: "
+        "hwmon's edge sensor, else junction. Intel: hwmon's package sensor (xe since Linux 6.15), else zesTemperatureGetState.",
     ),
 }
 

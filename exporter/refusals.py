@@ -16,7 +16,7 @@ _USE_UUIDS = "Name the cards by UUID in the mask: a UUID mask needs neither orde
 
 REFUSALS: dict[str, RefusalCode] = {
     "backend-down": RefusalCode(
-        "the vendor's backend gives no inventory now, or this version has none for the vendor",
+        "the vendor's backend gives no inventory now",
         "See gpu_exporter_backend_fault_info and the log for the reason; the mask is inverted as soon as the "
         "backend is up.",
     ),
