@@ -53,7 +53,8 @@ READINGS: dict[str, Family] = {
     "temperature": _reading(
         "gpu_temperature_celsius",
         "Temperature of the GPU core or edge sensor; gpu_info says which. NVIDIA: nvmlDeviceGetTemperatureV. AMD: "
-        "hwmon's edge sensor, else junction. Intel: hwmon's package sensor (xe since Linux 6.15), else zesTemperatureGetState.",
+        "hwmon's edge sensor, else junction. Intel: hwmon's package sensor (xe since Linux 6.15), else "
+        "zesTemperatureGetState.",
     ),
 }
 
