@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,9 +31,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts daemons and ends what is left of them."""
     with contextlib.ExitStack() as stack:
 
-        def starter(environment: Mapping[str, str], config: str | None = None, flags: Sequence[str] = ()) -> Daemon:
+        def starter(
+            environment: Mapping[str, str],
+            config: str | None = None,
+            flags: Sequence[str] = (),
+            within: Callable[[Sequence[str]], Sequence[str]] = list,
+        ) -> Daemon:
             directory = tmp_path / f"daemon{len(list(tmp_path.glob('daemon*')))}"
             directory.mkdir()
-            return stack.enter_context(Daemon(directory, environment, config, flags))
+            return stack.enter_context(Daemon(directory, environment, config, flags, within))
 
         yield starter

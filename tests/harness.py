@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Self
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exporter.masks import RUNTIMES
+
 PROGRAM = (sys.executable, "-m", "exporter")
-MASK_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "GGML_CUDA_DEVICES")
+MASK_VARIABLES = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.variables)
 
 
 class Response(NamedTuple):
@@ -97,8 +99,14 @@ class Daemon:
     """The daemon as a process of its own, listening on a port that the system chose."""
 
     def __init__(
-        self, directory: Path, environment: Mapping[str, str], config: str | None, flags: Sequence[str]
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        config: str | None,
+        flags: Sequence[str],
+        within: Callable[[Sequence[str]], Sequence[str]] = list,
     ) -> None:
+        """``within`` puts what the daemon is to be started in before its command."""
         self.config_path = directory / "config.yaml"
         self.log_path = directory / "daemon.log"
         arguments = ["--web.listen-address=127.0.0.1:0", *flags]
@@ -107,7 +115,7 @@ class Daemon:
             arguments.append(f"--config.file={self.config_path}")
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*PROGRAM, *arguments], env=clean_environment(environment), stdout=log, stderr=log
+                within([*PROGRAM, *arguments]), env=clean_environment(environment), stdout=log, stderr=log
             )
         self.port = int(self.wait_for_log(r"msg=listening address=127\.0\.0\.1:(\d+)")[1])
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import pages
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
-from tests.fakes.sysfs import AmdCard, Client, FakeSys, IntelCard, KfdNode, OtherCard
+from tests.fakes.sysfs import AmdCard, Client, FakeSys, IntelCard, KfdNode, OtherCard, mounted, needs_root
 from tests.harness import Daemon, Prometheus, Scrape, Start, tool
 
 pytestmark = pytest.mark.e2e
@@ -204,6 +204,16 @@ def test_a_card_that_hangs_costs_no_other(daemon: Daemon, tree: FakeSys) -> None
     assert page.state(pci_bus_id=APU) == "hung"
     assert values(page, "gpu_utilization_percent").keys() >= {L40S, A2, RADEON}
     assert APU not in values(page, "gpu_utilization_percent")
+
+
+def test_the_daemon_without_flags_on_such_a_host(tree: FakeSys, nvml: FakeNvml, start: Start) -> None:
+    """The trees are where the kernel has them: bound over /sys and /proc in a mount namespace."""
+    needs_root()
+    nvml.write(GPUS)
+    served = start(nvml.environment(), CONFIG, within=lambda command: mounted(tree.sys, command, proc=tree.proc))
+    page = served.scrape_until(lambda page: up(page) == {"nvidia": 1, "amd": 1, "intel": 1})
+    assert cards_of(page, "both") == {("nvidia", "0"): A2, ("amd", "0"): APU, ("intel", "0"): UHD}
+    assert values(page, "gpu_temperature_celsius") == {L40S: 41, A2: 42, RADEON: 51, APU: 39, ARC: 61}
 
 
 def test_prometheus_has_both_numbers_of_every_vendor(daemon: Daemon, tmp_path: Path) -> None:
