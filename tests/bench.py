@@ -36,6 +36,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporter.supervisor import Supervisor
 from exporter.units import pci_bus_id
 from tests import bench_masks
+from tests.fakes import sysfs as trees
 from tests.fakes.nvml import FakeNvml, build, equal_cards
 
 MOST_RATIO = 2.0
@@ -43,6 +44,7 @@ MOST_PARENT_MIB, MOST_WORKER_MIB = 40.0, 25.0
 
 CARDS = 8
 BUS_DEVICES = 300  # PCI functions of the pretend host, its cards among them
+PROCESSES, OPEN_FILES = 600, 30  # of the pretend host whose Intel cards' clients are counted
 BLOCK = 25  # scrapes of one page, before it is the next one's turn
 WARM_UP = 50  # scrapes of each page that do not count
 _SETTLE_SECONDS = 0.02  # what a server still does after its answer, such as closing the connection, counts too
@@ -308,9 +310,9 @@ def _mask_rows() -> Iterator[Row]:
         yield _timing_row(f"{name}, {bench_masks.DEVICES} cards", took)
 
 
-async def _cycle_row(cycles: int, sysfs: Path) -> Row:
-    """Asks of a worker, by this process, whose environment names the pretend library."""
-    supervisor = Supervisor("nvidia", (f"--path.sysfs={sysfs}",))
+async def _cycle_row(cycles: int, vendor: str, sysfs: Path, procfs: Path) -> Row:
+    """Asks of a worker, by this process, whose environment names the pretend NVML; the others read trees of files."""
+    supervisor = Supervisor(vendor, (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}"))
     took = []
     try:
         for _ in range(WARM_UP + cycles):
@@ -321,7 +323,25 @@ async def _cycle_row(cycles: int, sysfs: Path) -> Row:
                 raise RuntimeError(f"the worker's answer is {outcome.fault or outcome.sample}")
     finally:
         await supervisor.stop()
-    return _timing_row(f"worker's cycle, {CARDS} cards", took[WARM_UP:])
+    what = f"{vendor} worker's cycle, {CARDS} cards"
+    return _timing_row(what if vendor != "intel" else f"{what}, {PROCESSES} processes", took[WARM_UP:])
+
+
+def _write_trees(root: Path) -> trees.FakeSys:
+    """A host with as many cards of AMD and of Intel, and processes with open files, one of which uses a card."""
+    fake = trees.FakeSys(root)
+    amd = (
+        trees.AmdCard(pci=f"0000:{0x40 + place:02x}:00.0", minor=place, kfd_nodes=(trees.KfdNode(node=2 + place),))
+        for place in range(CARDS)
+    )
+    intel = [trees.IntelCard(pci=f"0000:{0x80 + place:02x}:00.0", minor=CARDS + place) for place in range(CARDS)]
+    fake.write([*amd, *intel], [trees.Client(pid=100, pci=intel[0].pci, client_id=5, cycles={"ccs": (500, 1000)})])
+    for pid in range(1000, 1000 + PROCESSES):
+        files = fake.proc / str(pid) / "fd"
+        files.mkdir(parents=True)
+        for descriptor in range(OPEN_FILES):
+            (files / str(descriptor)).symlink_to("socket:[4711]")
+    return fake
 
 
 def _timing_row(name: str, took: Sequence[float]) -> Row:
@@ -343,7 +363,10 @@ def _tables(scrapes: int) -> Iterator[Table]:
         yield _pages_table(pages, scrapes)
         yield _memory_table(pages)
         os.environ.update(cards.fake.environment())
-        rows = [*_mask_rows(), asyncio.run(_cycle_row(scrapes, folder / "sys"))]
+        host = _write_trees(folder / "trees")
+        places = {"nvidia": (folder / "sys", Path("/proc")), **dict.fromkeys(("amd", "intel"), (host.sys, host.proc))}
+        cycles = [asyncio.run(_cycle_row(scrapes, vendor, *where)) for vendor, where in places.items()]
+        rows = [*_mask_rows(), *cycles]
         yield Table("Parts.", ("what", "p50 us", "p95 us"), rows)
 
 
