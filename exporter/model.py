@@ -53,10 +53,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``"<GPU instance>/<compute instance>"`` for MIG, ``"3"`` for an AMD partition, ``"0"`` or ``"0+3"`` for Intel
     tiles, and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
 
-    The rest is what a runtime's base order rests on, None where it is not known: the KFD node, and whether ROCr knows
-    the card's ISA and HIP can initialise it; how many tiles a card has, whether it is a Data Center GPU Max
-    (``hpc``) or integrated, a number that rises with its product family's age (the newest family has the highest),
-    which of Level Zero's driver libraries serves the family, and whether every driver that knows it sorts its cards.
+    The rest is what a runtime's base order rests on, None where it is not known: the KFD node, whether the KFD has the
+    card at all, ROCr knows its ISA, and HIP can initialise it; how many tiles a card has, whether it is a Data Center
+    GPU Max (``hpc``) or integrated, a number that rises with its product family's age (the newest family has the
+    highest), which of Level Zero's driver libraries serves the family, and whether every driver that knows it sorts its
+    cards.
     """
 
     key: DeviceKey
@@ -74,6 +75,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_instance: int | None = None
     compute_instance: int | None = None
     kfd_node: int | None = None
+    kfd_listed: bool | None = None
     hsa_isa_ok: bool | None = None
     hip_ok: bool | None = None
     tiles: int | None = None

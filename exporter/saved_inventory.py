@@ -49,6 +49,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     minor: int | None = None
     accessible: bool | None = None
     kfd_node: int | None = None
+    kfd_listed: bool | None = None
     xcp: Annotated[int, msgspec.Meta(ge=0, le=_MOST_TILES)] | None = None
     hsa_isa_ok: bool | None = None
     hip_ok: bool | None = None
@@ -74,7 +75,7 @@ def to_rows(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 _FACTS = (
-    *("kfd_node", "hsa_isa_ok", "hip_ok", "tiles", "hpc", "integrated"),
+    *("kfd_node", "kfd_listed", "hsa_isa_ok", "hip_ok", "tiles", "hpc", "integrated"),
     *("product_family_rank", "driver_library", "driver_sorts"),
 )
 

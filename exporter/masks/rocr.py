@@ -77,7 +77,7 @@ class Host(NamedTuple):
 def reachable(inventory: Inventory, reach: frozenset[DeviceKey] | None) -> Host:
     """The cards and partitions that the KFD shows the process; a card with partitions is only its parts."""
     parents = {device.parent for device in inventory.devices}
-    cards = [device for device in inventory.devices if device.key not in parents]
+    cards = [device for device in inventory.devices if device.key not in parents and device.kfd_listed is not False]
     if reach is not None:
         cards = [card for card in cards if card.key in reach or card.parent in reach]
     nodes = {card.kfd_node for card in cards if card.kfd_node is not None}
