@@ -42,6 +42,12 @@ def is_gpu(sysfs: str, address: str, vendor: str) -> bool:
     return _read(f"{folder}/class").startswith(_CLASSES.get(vendor, (_DISPLAY, _ACCELERATOR)))
 
 
+def is_known(sysfs: str, address: str) -> bool:
+    """Whether sysfs says what is at an address: not yet, while the device is only just appearing."""
+    folder = f"{sysfs}/bus/pci/devices/{address}"
+    return bool(_read(f"{folder}/vendor") and _read(f"{folder}/class"))
+
+
 def driver_of(sysfs: str, address: str) -> str:
     """The kernel driver that serves the device on this host; empty where none does, or where it is handed away."""
     try:

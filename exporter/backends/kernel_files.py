@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from exporter import pci
@@ -30,10 +30,14 @@ def text(path: str) -> str | None:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             return file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
-        if error.errno in _NOT_OFFERED:
-            return None
-        if error.errno in _GONE:
-            raise DeviceLost(f"{path}: {error.strerror}") from error
+        _raise_unless_absent(error, path)
+        return None
+
+
+def _raise_unless_absent(error: OSError, path: str) -> None:
+    if error.errno in _GONE:
+        raise DeviceLost(f"{path}: {error.strerror}") from error
+    if error.errno not in _NOT_OFFERED:
         reason = "no-permission" if error.errno == errno.EACCES else "driver-error"
         raise DeviceFault(reason, f"{path}: {error.strerror}") from error
 
@@ -56,10 +60,19 @@ def probe(path: str) -> None:
 
 
 def names(folder: str) -> list[str]:
-    """What is in a folder, in order; empty where there is none."""
+    """What is in a folder, in order; empty where there is none, or none that can be read."""
+    try:
+        return _listed(folder)
+    except (DeviceFault, DeviceLost):
+        return []
+
+
+def _listed(folder: str) -> list[str]:
+    """As :func:`names`, but raises as :func:`text`."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208  (names are all that is wanted)
-    except OSError:
+    except OSError as error:
+        _raise_unless_absent(error, folder)
         return []
 
 
@@ -85,18 +98,37 @@ class Sensor(NamedTuple):
     path: str
 
 
-def temperature_sensors(folder: str) -> Mapping[str, Sensor]:
-    """The temperatures that a card's driver publishes through hwmon, by label."""
-    return {sensor.label: sensor for sensor in _sensors(folder)}
+def temperature_sensor(folder: str, labels: Sequence[str]) -> Sensor | None:
+    """The first of these temperatures, by label, that a card's driver publishes through hwmon.
+
+    Raises as :func:`text` where a label could not be read, and may be one that comes before what was found.
+    """
+    found: dict[str, Sensor] = {}
+    trouble: DeviceFault | None = None
+    for path in _labels(folder):
+        try:
+            label = text(path)
+        except DeviceFault as fault:
+            trouble = fault
+            continue
+        if label:
+            found.setdefault(label, Sensor(label, path.removesuffix("label") + "input"))
+    sensor = next((found[label] for label in labels if label in found), None)
+    if trouble is not None and labels[0] not in found:
+        raise trouble
+    return sensor
 
 
-def _sensors(folder: str) -> Iterator[Sensor]:
-    for monitor in names(f"{folder}/hwmon"):
-        for name in names(f"{folder}/hwmon/{monitor}"):
-            match = re.fullmatch(r"temp([0-9]+)_label", name)
-            label = match and text(f"{folder}/hwmon/{monitor}/{name}")
-            if match and label:
-                yield Sensor(label, f"{folder}/hwmon/{monitor}/temp{match[1]}_input")
+def temperature_sensors(folder: str) -> dict[str, Sensor]:
+    """The package's temperature, by its label."""
+    return {sensor.label: sensor for label in ("pkg",) if (sensor := temperature_sensor(folder, (label,)))}
+
+
+def _labels(folder: str) -> Iterator[str]:
+    for monitor in _listed(f"{folder}/hwmon"):
+        for name in _listed(f"{folder}/hwmon/{monitor}"):
+            if re.fullmatch(r"temp[0-9]+_label", name):
+                yield f"{folder}/hwmon/{monitor}/{name}"
 
 
 def minor_number(folder: str) -> int | None:
@@ -132,9 +164,9 @@ class Bus:
         for gone in self._kinds.keys() - set(there):
             del self._kinds[gone]
         for address in there:
-            if address not in self._kinds:
+            if address not in self._kinds and pci.is_known(self._sysfs, address):
                 self._kinds[address] = pci.is_gpu(self._sysfs, address, self._vendor)
-        found = {address: pci.driver_of(self._sysfs, address) for address in there if self._kinds[address]}
+        found = {address: pci.driver_of(self._sysfs, address) for address in there if self._kinds.get(address)}
         return {address: driver for address, driver in sorted(found.items(), key=_by_address) if driver}
 
 

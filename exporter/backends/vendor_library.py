@@ -12,7 +12,17 @@ from types import ModuleType
 from typing import Any
 
 # What vendors' packages were seen to raise while they are imported without their library, or with another version's.
-_AT_IMPORT = (ImportError, OSError, KeyError, AttributeError, TypeError, ValueError)
+_AT_IMPORT = (
+    ImportError,
+    OSError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    NameError,
+    RuntimeError,
+    SyntaxError,
+)
 
 
 class LibraryAbsentError(Exception):
@@ -28,9 +38,9 @@ def load(package: str, extra: str, stem: str, path: str | None) -> ModuleType:
     try:
         with contextlib.redirect_stdout(printed), _redirected(stem, path):
             return import_module(package)
-    except ModuleNotFoundError as error:
-        raise LibraryAbsentError(f"the package {package} is not installed: pip install '{extra}'") from error
     except _AT_IMPORT as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise LibraryAbsentError(f"the package {package} is not installed: pip install '{extra}'") from error
         said = " ".join(printed.getvalue().split())
         detail = said or f"{type(error).__name__}: {error}"
         raise LibraryAbsentError(f"the package {package} cannot be loaded: {detail}") from error
@@ -61,7 +71,7 @@ class Starting:
     Its start opens every card of the vendor, and one that hangs would take along those that can be read without it.
     """
 
-    def __init__(self, name: str, start: Callable[[], None], patience_seconds: float = 2.0) -> None:
+    def __init__(self, name: str, start: Callable[[], None], patience_seconds: float = 1.0) -> None:
         self._start, self._name, self._patience = start, name, patience_seconds
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
@@ -80,8 +90,11 @@ class Starting:
         return self._done.is_set() and not self.absent
 
     def _run(self) -> None:
+        self.absent = "its start failed"  # whatever else it raises is printed by the thread's end
         try:
             self._start()
+            self.absent = ""
         except LibraryAbsentError as error:
             self.absent = str(error)
-        self._done.set()
+        finally:
+            self._done.set()
