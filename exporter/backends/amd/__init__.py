@@ -8,17 +8,18 @@ the library is asked only for one whose file does not exist: a partition's activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from exporter import pci, units
 from exporter.backends import kernel_files
 from exporter.backends.amd import topology
-from exporter.backends.amd.library import Library
+from exporter.backends.amd.library import Library, Values, free_used_total
 from exporter.backends.base import Note, Places, Sampled
 from exporter.backends.kernel_files import Bus, Sensor, device_folder, number, text
 from exporter.backends.pci_names import name_of
-from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault
+from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Hint, Reading
 
 VENDOR = "amd"
@@ -26,6 +27,8 @@ DRIVER = "amdgpu"
 
 # The first that a card has is its temperature; gpu_info says which it is.
 _SENSORS = ("edge", "junction")
+_Found = TypeVar("_Found")
+_DIVIDED = ("DPX", "TPX", "QPX", "CPX")
 
 NO_LIBRARY = Hint(
     "install-amd-smi",
@@ -33,16 +36,19 @@ NO_LIBRARY = Hint(
     "gpu-fleet-exporter[amd] tell each partition's",
 )
 
-Values = Sequence[float | None]
+_UTILIZATION, _MEMORY, _TEMPERATURE = ("utilization",), ("memory_free", "memory_used", "memory_total"), ("temperature",)
 
 
 class Card(NamedTuple):
-    """A card that a driver of the host serves, with amd-smi's number of it, or of its first partition."""
+    """A card that a driver of the host serves, with amd-smi's number of it, or of its first partition; None while it
+    is not known which cards the KFD has. ``listed`` is False where the KFD is known not to have this one.
+    """
 
     address: str
     driver: str
-    physical_index: int
+    physical_index: int | None
     nodes: tuple[topology.Node, ...]
+    listed: bool = True
 
     @property
     def key(self) -> DeviceKey:
@@ -54,6 +60,11 @@ class Card(NamedTuple):
         """The card is shown to programs as its partitions."""
         return any(node.partition is not None for node in self.nodes)
 
+    @property
+    def whole(self) -> topology.Node | None:
+        """The compute node that is all of the card."""
+        return self.nodes[0] if len(self.nodes) == 1 and not self.parted else None
+
 
 class _View(NamedTuple):
     """The host's cards in one cycle, by address, and why a compute node may be missing."""
@@ -63,58 +74,56 @@ class _View(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What does not change while a card is there."""
+    """What does not change until ``since`` does, as far as it could be read: ``fault`` is why the sensors could not."""
 
     name: str
-    unique_id: int
-    minor_number: int | None
-    memory_total_bytes: int | None
-    sensor: Sensor | None
-    sensor_label: str = ""
+    since: tuple[str, int] = ("", 0)
+    complete: bool = False
+    unique_id: int = 0
+    minor_number: int | None = None
+    memory_total_bytes: int | None = None
+    divided: bool = False
+    sensor: Sensor | None = None
+    fault: DeviceFault | None = None
 
 
 class Read(NamedTuple):
     """Metrics that one look at the kernel's files gives, in the order of its values; ``library`` gives them where the
-    kernel does not offer any.
+    kernel does not offer any, which is None.
     """
 
     metrics: tuple[str, ...]
-    kernel: Callable[[str, _Facts], Values]
+    kernel: Callable[[str, _Facts], Values | None]
     library: Callable[[Library, str, int | None], Values]
 
 
-def _utilization(folder: str, facts: _Facts) -> Values:
+def _utilization(folder: str, facts: _Facts) -> Values | None:
     del facts
     busy = number(f"{folder}/gpu_busy_percent")
-    return (None if busy is None else units.percent(busy),)
+    return None if busy is None else (units.percent(busy),)
 
 
-def _memory(folder: str, facts: _Facts) -> Values:
+def _memory(folder: str, facts: _Facts) -> Values | None:
     """Free, used and total; amdgpu counts what is used, and what is free is the rest."""
     del facts
     total, used = number(f"{folder}/mem_info_vram_total"), number(f"{folder}/mem_info_vram_used")
-    return free_used_total(total, used)
+    return None if total is None and used is None else free_used_total(total, used)
 
 
-def free_used_total(total: int | None, used: int | None) -> Values:
-    """The rest is free; more in use than there is makes both unknown."""
-    total = None if total is None else units.memory_size(total)
-    used = None if used is None else units.byte_count(used)
-    if total is None or used is None or used > total:
-        return None, None, total
-    return total - used, used, total
-
-
-def _temperature(folder: str, facts: _Facts) -> Values:
+def _temperature(folder: str, facts: _Facts) -> Values | None:
     del folder
-    value = None if facts.sensor is None else number(facts.sensor.path)
+    if facts.fault is not None:
+        raise facts.fault
+    if facts.sensor is None:
+        return None
+    value = number(facts.sensor.path)
     return (None if value is None else units.millidegrees(value),)
 
 
 READS: tuple[Read, ...] = (
-    Read(("utilization",), _utilization, Library.utilization),
-    Read(("memory_free", "memory_used", "memory_total"), _memory, Library.memory),
-    Read(("temperature",), _temperature, Library.temperature),
+    Read(_UTILIZATION, _utilization, Library.utilization),
+    Read(_MEMORY, _memory, Library.memory),
+    Read(_TEMPERATURE, _temperature, Library.temperature),
 )
 
 
@@ -147,24 +156,26 @@ class AmdBackend:
         if not drivers:
             self._library.start()
             raise BackendAbsent(*self._why_none())
+        self._look_at_nodes(tuple(address for address, driver in drivers.items() if driver == DRIVER))
         if not any(pci.is_asleep(sysfs, address) for address in drivers):
             self._library.start()  # it opens every card, and would wake one that sleeps
-        self._look_at_nodes(tuple(address for address, driver in drivers.items() if driver == DRIVER))
-        self._view = _View(_numbered(drivers, self._topology.nodes), self._topology.trouble)
+        self._view = _View(_numbered(drivers, self._topology), self._topology.trouble)
         for gone in self._facts.keys() - drivers.keys():
             del self._facts[gone]
         return list(drivers)
 
     def _look_at_nodes(self, served: tuple[str, ...]) -> None:
-        """Read the topology where it may have changed. The library finds cards by names that the kernel gives anew when
-        cards come and go, and looks only once: from then on another process must ask it.
-        """
+        """Read the topology where it may have changed, before the library is started on these cards."""
         now = (topology.generation(self._places.sysfs), served)
         if now == self._read and not self._topology.trouble:
             return
-        if now != self._read and self._library.used:
-            raise BackendAbsent("driver-mismatch", "the cards are not those that AMD's library was started with")
+        if now != self._read:
+            self._library.outdate()
         self._topology, self._read = topology.read(self._places.sysfs, served), now
+        if topology.generation(self._places.sysfs) != now[0]:
+            self._topology = self._topology._replace(
+                trouble="the KFD's nodes changed while they were read", whole=False
+            )
 
     def _why_none(self) -> tuple[str, str]:
         if any(True for _ in pci.cards(self._places.sysfs, VENDOR)):
@@ -175,111 +186,158 @@ class AmdBackend:
 
     def identify(self, slot: str, note: Note) -> tuple[Device, ...]:
         """The card and its partitions."""
-        card = self._view.cards.get(slot)
+        card, trouble = self._view.cards.get(slot), self._view.trouble
         if card is None:
             return ()
         if pci.is_asleep(self._places.sysfs, slot):
             raise DeviceAsleep(slot)
         if card.driver != DRIVER:
-            return (Device(key=card.key, physical_index=card.physical_index, pci_bus_id=slot, name=self._name(slot)),)
+            return self._devices(card, _Facts(self._name(slot)))
         note(Device(key=card.key, physical_index=card.physical_index, pci_bus_id=slot))
-        if not card.nodes and self._view.trouble:
-            raise DeviceFault("driver-error", self._view.trouble)
-        facts = self._facts.get(slot)
-        if facts is None:
-            facts = self._facts[slot] = self._look_up(card)
-        board = _board(card, facts)
+        facts = self._facts_of(card)
+        if trouble and (facts.divided or not card.nodes):
+            raise DeviceFault("driver-error", trouble)
+        if len(card.nodes) > 1 and not card.parted:
+            raise DeviceFault("unsupported", f"{slot}: the KFD does not say which of its nodes is which partition")
+        return self._devices(card, facts)
+
+    def _devices(self, card: Card, facts: _Facts) -> tuple[Device, ...]:
+        if facts.divided and card.whole:  # the first of several partitions, and the only one that we may see
+            card = card._replace(nodes=(card.whole._replace(partition=0),))
+        from_library = facts.sensor is None and card.whole and self._library.knows(card.address, card.whole.number)
+        board = _board(card, facts, Library.sensor if from_library else facts.sensor.label if facts.sensor else "")
         return (board, *_partitions(card, board))
 
     def sample(self, device: Device) -> Sampled:
         """Every row of the table that the device can give."""
-        card = self._view.cards[device.pci_bus_id]
-        if card.driver != DRIVER:
-            detail = f"{device.pci_bus_id}: the driver {card.driver} is not read, {DRIVER} is"
+        address = device.pci_bus_id
+        card, facts = self._view.cards.get(address), self._facts.get(address)
+        if card is not None and card.driver != DRIVER:
+            detail = f"{address}: the driver {card.driver} is not read, {DRIVER} is"
             return Sampled((), (Fault("unsupported", detail, device.key),))
-        if device.parent is not None:
-            return self._sample_partition(device)
+        if card is None or facts is None:
+            raise DeviceLost(f"{address}: no driver serves it any more")
         readings: list[Reading] = []
         faults: list[Fault] = []
-        for row in READS:
+        for metrics, read in self._of_card(device, facts) if device.parent is None else self._of_part(device, facts):
             try:
-                values = self._values(row, device)
+                readings += _readings(metrics, device.key, read())
             except DeviceFault as fault:
-                if pci.is_asleep(self._places.sysfs, device.pci_bus_id):  # since it was looked at
-                    raise DeviceAsleep(device.pci_bus_id) from fault
-                faults.append(Fault(fault.reason, f"{', '.join(row.metrics)}: {fault.detail}", device.key))
-                continue
-            readings += _readings(row.metrics, device.key, values)
-        return Sampled(tuple(readings), tuple(faults))
+                self._raise_if_asleep(address)
+                faults.append(Fault(fault.reason, f"{', '.join(metrics)}: {fault.detail}", device.key))
+        hints = (NO_LIBRARY,) if device.parent is not None and not self._library.serves else ()
+        return Sampled(tuple(readings), tuple(faults), hints)
 
-    def _values(self, row: Read, device: Device) -> Values:
-        address = device.pci_bus_id
-        values = row.kernel(device_folder(self._places.sysfs, address), self._facts[address])
-        if any(value is not None for value in values):
+    def _raise_if_asleep(self, address: str) -> None:
+        """A card that has fallen asleep since it was looked at refuses to be read, which is no fault."""
+        if pci.is_asleep(self._places.sysfs, address):
+            raise DeviceAsleep(address)
+
+    def _of_card(self, device: Device, facts: _Facts) -> Iterator[tuple[tuple[str, ...], Callable[[], Values]]]:
+        for row in READS:
+            yield row.metrics, partial(self._values, row, device, facts)
+
+    def _values(self, row: Read, device: Device, facts: _Facts) -> Values:
+        """The kernel's. The library is asked for a whole card alone: it has no processor that is all the partitions."""
+        values = row.kernel(device_folder(self._places.sysfs, device.pci_bus_id), facts)
+        if values is not None:
             return values
-        return row.library(self._library, address, device.kfd_node)
+        return row.library(self._library, device.pci_bus_id, device.kfd_node)
 
-    def _sample_partition(self, device: Device) -> Sampled:
-        """What is a partition's own: the temperature is the card's, and so is memory that repeats the card's."""
-        address, node = device.pci_bus_id, device.kfd_node
-        (busy,) = self._library.utilization(address, node)
-        free, used, total = self._library.memory(address, node)
-        board = self._facts[address].memory_total_bytes
-        if total == board or device.memory_total_bytes is None:
-            free, used, total = None, None, device.memory_total_bytes
-        metrics = ("utilization", "memory_free", "memory_used", "memory_total")
-        readings = _readings(metrics, device.key, (busy, free, used, total))
-        return Sampled(tuple(readings), hints=() if self._library.serves else (NO_LIBRARY,))
+    def _of_part(self, device: Device, facts: _Facts) -> Iterator[tuple[tuple[str, ...], Callable[[], Values]]]:
+        """What is a partition's own: the temperature is the card's."""
+        yield _UTILIZATION, partial(self._library.utilization, device.pci_bus_id, device.kfd_node)
+        yield _MEMORY, partial(self._part_memory, device, facts)
+
+    def _part_memory(self, device: Device, facts: _Facts) -> Values:
+        """Memory that repeats the whole card's is no partition's own."""
+        free, used, total = self._library.memory(device.pci_bus_id, device.kfd_node)
+        own = device.memory_total_bytes
+        if total is None or own is None or total == facts.memory_total_bytes:
+            return None, None, own
+        return free, used, total
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus and the KFD know of it without touching it."""
-        card = self._view.cards[slot]
-        facts = self._facts.get(slot) or _Facts(self._name(slot), 0, None, None, None)
-        board = _board(card, facts)
-        return (board, *_partitions(card, board))
+        card = self._view.cards.get(slot)
+        return () if card is None else self._devices(card, self._facts.get(slot) or _Facts(self._name(slot)))
 
     def _name(self, address: str) -> str:
         return name_of(self._places, address)
 
-    def _look_up(self, card: Card) -> _Facts:
+    def _facts_of(self, card: Card) -> _Facts:
+        """Looked up again once the card has another driver, or the KFD other nodes. Raises ``DeviceFault`` while the
+        driver is still taking the card: it makes the DRM device last.
+        """
         folder = device_folder(self._places.sysfs, card.address)
-        sensors = kernel_files.temperature_sensors(folder)
-        total = number(f"{folder}/mem_info_vram_total")
-        sensor = next((sensors[label] for label in _SENSORS if label in sensors), None)
+        since = (self._read[0], kernel_files.incarnation(self._places.sysfs, card.address))
+        if not since[1]:
+            raise DeviceFault("starting", f"{folder}: there is no DRM device yet")
+        facts = self._facts.get(card.address)
+        if facts is None or facts.since != since or not facts.complete:
+            found = self._look_up(card.address, folder)
+            if not found.complete:
+                self._raise_if_asleep(card.address)
+            facts = self._facts[card.address] = found._replace(since=since)
+        return facts
+
+    def _look_up(self, address: str, folder: str) -> _Facts:
+        """What cannot be read is left out, and read again in the next cycle."""
+        faults: list[DeviceFault] = []
+        sensor = _tried(faults, lambda: kernel_files.temperature_sensor(folder, _SENSORS))
+        fault = faults[0] if faults else None
+        name = _tried(faults, lambda: text(f"{folder}/product_name"))
+        unique_id = _tried(faults, lambda: number(f"{folder}/unique_id", 16))
+        total = _tried(faults, lambda: number(f"{folder}/mem_info_vram_total"))
+        mode = _tried(faults, lambda: text(f"{folder}/current_compute_partition"))
         return _Facts(
-            text(f"{folder}/product_name") or self._library.name(card.address) or self._name(card.address),
-            number(f"{folder}/unique_id", 16) or 0,
-            kernel_files.minor_number(folder),
-            None if total is None else units.memory_size(total),
-            sensor,
-            sensor.label if sensor else Library.sensor * self._library.serves,
+            name=name or self._library.name(address) or self._name(address),
+            complete=not faults,
+            unique_id=unique_id or 0,
+            minor_number=kernel_files.minor_number(folder),
+            memory_total_bytes=None if total is None else units.memory_size(total),
+            divided=mode in _DIVIDED,
+            sensor=sensor,
+            fault=fault,
         )
 
 
-def _numbered(drivers: Mapping[str, str], nodes: Mapping[str, tuple[topology.Node, ...]]) -> dict[str, Card]:
+def _tried(faults: list[DeviceFault], read: Callable[[], _Found]) -> _Found | None:
+    try:
+        return read()
+    except DeviceFault as fault:
+        faults.append(fault)
+        return None
+
+
+def _numbered(drivers: Mapping[str, str], found: topology.Topology) -> dict[str, Card]:
     """The cards with amd-smi's numbers: it counts those that the KFD has, and each partition, in the order of PCI
-    addresses (``RocmSMI::Initialize``). The others, which amd-smi does not list, are numbered behind.
+    addresses (``RocmSMI::Initialize``). The others, which amd-smi does not list, are numbered behind. While a node may
+    be missing no card has a number.
     """
+    nodes = found.nodes
     known = [address for address in drivers if nodes.get(address)]
     cards, index = {}, 0
     for address in (*known, *(address for address in drivers if address not in known)):
-        cards[address] = Card(address, drivers[address], index, nodes.get(address, ()))
-        index += max(1, len(nodes.get(address, ())))
+        mine = nodes.get(address, ())
+        number_of_card = None if found.trouble else index
+        cards[address] = Card(address, drivers[address], number_of_card, mine, bool(mine) or not found.whole)
+        index += max(1, len(mine))
     return cards
 
 
-def _board(card: Card, facts: _Facts) -> Device:
-    whole = card.nodes[0] if card.nodes and not card.parted else None
+def _board(card: Card, facts: _Facts, sensor: str) -> Device:
     return Device(
         key=card.key,
         physical_index=card.physical_index,
         pci_bus_id=card.address,
-        uuid=_uuid(whole.unique_id if whole else facts.unique_id),
+        uuid=_uuid(card.whole.unique_id if card.whole else facts.unique_id),
         name=facts.name,
         memory_total_bytes=facts.memory_total_bytes,
         minor_number=facts.minor_number,
-        temperature_sensor=facts.sensor_label,
-        kfd_node=whole.number if whole else None,
+        temperature_sensor=sensor,
+        kfd_node=card.whole.number if card.whole else None,
+        kfd_listed=None if card.listed else False,
     )
 
 
@@ -291,7 +349,7 @@ def _partitions(card: Card, board: Device) -> tuple[Device, ...]:
     return tuple(
         Device(
             key=DeviceKey(VENDOR, f"{card.address}/xcp{node.partition}"),
-            physical_index=card.physical_index + place,
+            physical_index=None if card.physical_index is None else card.physical_index + place,
             pci_bus_id=card.address,
             uuid=_uuid(node.unique_id),
             name=board.name,

@@ -20,24 +20,42 @@ from exporter import units
 from exporter.backends import kernel_files
 from exporter.backends.base import Places
 from exporter.backends.vendor_library import LibraryAbsentError, Starting, load
-from exporter.errors import DeviceFault
+from exporter.errors import BackendAbsent, DeviceFault
 
 PACKAGE, EXTRA, STEM = "amdsmi", "gpu-fleet-exporter[amd]", "libamd_smi.so"
+_BINDING = f"share/amd_smi/{PACKAGE}/__init__.py"
 # The library of each ROCm release, by its first two numbers; seen in the releases' own headers.
 _LIBRARY_OF_RELEASE = {(7, 0): (26, 0), (7, 1): (26, 1), (7, 2): (26, 2)}
 _NOT_SUPPORTED, _NOT_YET, _NO_DATA = 2, 3, 40
 _NOT_OFFERED = (_NOT_SUPPORTED, _NOT_YET, _NO_DATA)
 _PERMISSION = 10
+# Without these a binding is of no use; older ones lack `amdsmi_get_gpu_kfd_info`, and are used for whole cards.
+_NEEDED = (
+    *("amdsmi_init", "amdsmi_get_processor_handles", "amdsmi_get_gpu_device_bdf", "amdsmi_get_gpu_activity"),
+    *("amdsmi_get_gpu_memory_total", "amdsmi_get_gpu_memory_usage", "amdsmi_get_temp_metric", "AmdSmiMemoryType"),
+    *("AmdSmiTemperatureType", "AmdSmiTemperatureMetric", "AmdSmiException", "AmdSmiLibraryException"),
+)
 
 Values = Sequence[float | None]
 
 
-class _Handle(NamedTuple):
-    """A processor of the library: the PCI address without its function, which may be a partition's number."""
+class _Processor(NamedTuple):
+    """A card of the library, or a partition, whose number may stand where the PCI function is; ``node`` is its KFD
+    node, None where the library does not say.
+    """
 
-    slot: str
+    address: str
     node: int | None
     handle: Any
+
+
+def free_used_total(total: int | None, used: int | None) -> Values:
+    """The rest is free; more in use than there is makes both unknown."""
+    total = None if total is None else units.memory_size(total)
+    used = None if used is None else units.byte_count(used)
+    if total is None or used is None or used > total:
+        return None, None, total
+    return total - used, used, total
 
 
 class Library:
@@ -48,14 +66,21 @@ class Library:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._amdsmi: ModuleType
-        self._handles: dict[tuple[str, int | None], Any] = {}
+        self._processors: tuple[_Processor, ...] = ()
         self._fits = False
         self._starting = Starting("amdsmi", self._load)
-        self.used = False
+        self._begun = self._outdated = False
 
     def start(self) -> None:
         """Load it and open every card, which would wake one that sleeps; only the first call does anything."""
+        self._begun = True
         self._starting.begin()
+
+    def outdate(self) -> None:
+        """The cards have changed. The library finds them by names that the kernel gives anew when cards come and go,
+        and looks only once: one that has begun before may take one card for another.
+        """
+        self._outdated = self._begun
 
     @property
     def serves(self) -> bool:
@@ -67,12 +92,17 @@ class Library:
         """Why it cannot be loaded; empty while it serves or has not been tried."""
         return self._starting.absent
 
+    def knows(self, address: str, node: int | None) -> bool:
+        """It has a processor that is this card, or this partition."""
+        return self.serves and not self._outdated and self._found(address, node) is not None
+
     def utilization(self, address: str, node: int | None) -> Values:
         """As amd-smi shows it. Where ``gpu_metrics`` fails the library repeats its last answer, so it is read too."""
         handle = self._handle(address, node)
-        if handle is None:
+        table = f"{kernel_files.device_folder(self._places.sysfs, address)}/gpu_metrics"
+        if handle is None or kernel_files.text(table) is None:
             return (None,)
-        kernel_files.probe(f"{kernel_files.device_folder(self._places.sysfs, address)}/gpu_metrics")
+        kernel_files.probe(table)
         activity = self._ask(self._amdsmi.amdsmi_get_gpu_activity, handle)
         busy = activity.get("gfx_activity") if isinstance(activity, dict) else None
         return (units.percent(busy) if isinstance(busy, int) else None,)
@@ -85,11 +115,9 @@ class Library:
         kind = self._amdsmi.AmdSmiMemoryType.VRAM
         total = self._ask(self._amdsmi.amdsmi_get_gpu_memory_total, handle, kind)
         used = self._ask(self._amdsmi.amdsmi_get_gpu_memory_usage, handle, kind)
-        total = units.memory_size(total) if isinstance(total, int) else None
-        used = units.memory_size(used) if isinstance(used, int) else None
-        if total is None or used is None or used > total:
-            return None, None, total
-        return total - used, used, total
+        return free_used_total(
+            total if isinstance(total, int) else None, used if used and isinstance(used, int) else None
+        )
 
     def temperature(self, address: str, node: int | None) -> Values:
         """The edge sensor's."""
@@ -103,22 +131,36 @@ class Library:
 
     def name(self, address: str) -> str:
         """The card's market name, where the binding fits the library: the struct has grown more than once."""
-        handle = next((found for (slot, _), found in self._handles.items() if slot == _slot(address)), None)
-        if handle is None or not self._fits:
+        if not self.serves or self._outdated or not self._fits:
+            return ""
+        handle = next((found.handle for found in self._processors if _slot(found.address) == _slot(address)), None)
+        if handle is None:
             return ""
         try:
             name = self._ask(self._amdsmi.amdsmi_get_gpu_asic_info, handle)["market_name"]
-        except (DeviceFault, TypeError, KeyError, ValueError):
+        except (DeviceFault, AttributeError, TypeError, KeyError, ValueError):
             return ""
         return name if isinstance(name, str) and name not in ("", "N/A") else ""
 
     def _handle(self, address: str, node: int | None) -> Any:
-        """The processor at the address that is that compute node: joined by both, and used where they agree."""
+        """The processor to ask. Raises ``BackendAbsent`` where the cards have changed since the library was started:
+        another process must ask it.
+        """
         if not self.serves:
             return None
-        handle = self._handles.get((_slot(address), node))
-        self.used = self.used or handle is not None
-        return handle
+        if self._outdated:
+            raise BackendAbsent("driver-mismatch", "the cards are not those that AMD's library was started with")
+        return self._found(address, node)
+
+    def _found(self, address: str, node: int | None) -> Any:
+        """The one processor that is at the address and is that compute node, or, where the library tells no node, the
+        one at exactly that address. None where there are two, or a partition is asked for that may be another.
+        """
+        here = [found for found in self._processors if _slot(found.address) == _slot(address)]
+        there = [found for found in here if found.node is not None and found.node == node]
+        if not there and not any(found.node is not None for found in here):
+            there = [found for found in here if found.address == address] if len(here) == 1 else []
+        return there[0].handle if node is not None and len(there) == 1 else None
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """The call's answer; None where the card has no such thing. Raises ``DeviceFault``."""
@@ -133,50 +175,61 @@ class Library:
     # --- the start, in a thread of its own
 
     def _load(self) -> None:
-        shipped = self._prefer_rocms_own()
-        self._amdsmi = load(PACKAGE, EXTRA, STEM, self._places.library)
+        root = self._rocm_with_binding()
+        path = self._places.library
+        if root is not None:
+            sys.path.insert(0, f"{root}/share/amd_smi")
+            own = f"{root}/lib/{STEM}"
+            path = path or (own if Path(own).is_file() else None)
+        self._amdsmi = load(PACKAGE, EXTRA, STEM, path)
+        lacking = [name for name in _NEEDED if not hasattr(self._amdsmi, name)]
+        if lacking:
+            raise LibraryAbsentError(f"the package {PACKAGE} has no {', '.join(lacking)}")
         try:
-            version = self._amdsmi.amdsmi_get_lib_version()
             self._amdsmi.amdsmi_init()
-            self._fits = shipped or _fits(version)
-            handles = [self._identify(handle) for handle in self._amdsmi.amdsmi_get_processor_handles()]
+            handles = self._amdsmi.amdsmi_get_processor_handles()
         except self._amdsmi.AmdSmiException as error:
             raise LibraryAbsentError(f"amdsmi_init: {' '.join(str(error).split())}") from error
-        self._handles = {(found.slot, found.node): found.handle for found in handles}
+        self._fits = root is not None or self._is_of_the_bindings_release()
+        found = [self._identified(handle) for handle in handles]
+        self._processors = tuple(processor for processor in found if processor is not None)
 
-    def _prefer_rocms_own(self) -> bool:
-        """Put the binding that the installed ROCm ships before any other; whether there is one."""
+    def _rocm_with_binding(self) -> str | None:
+        """The folder of an installed ROCm that ships a binding: it fits the library there, as no other does."""
         roots = [os.environ.get("ROCM_HOME"), os.environ.get("ROCM_PATH"), "/opt/rocm"]
         if self._places.library is not None:
-            roots = [str(Path(self._places.library).parents[1])]
-        for root in roots:
-            folder = Path(root or "/nonexistent", "share/amd_smi")
-            if (folder / PACKAGE / "__init__.py").is_file():
-                sys.path.insert(0, str(folder))
-                return True
-        return False
+            roots = [str(Path(self._places.library).absolute().parent.parent)]
+        return next((root for root in roots if root and Path(root, _BINDING).is_file()), None)
 
-    def _identify(self, handle: Any) -> _Handle:
-        smi = self._amdsmi
-        address = units.pci_bus_id(smi.amdsmi_get_gpu_device_bdf(handle)) or ""
+    def _is_of_the_bindings_release(self) -> bool:
+        """A library that is older or newer than the binding has other structs; before ROCm 6.4 the first number was
+        the year.
+        """
         try:
-            node = smi.amdsmi_get_gpu_kfd_info(handle).get("node_id")
-        except smi.AmdSmiLibraryException:
-            node = None
-        return _Handle(_slot(address), node if isinstance(node, int) else None, handle)
+            release = re.match(r"(\d+)\.(\d+)", metadata.version(PACKAGE))
+            version = self._amdsmi.amdsmi_get_lib_version()
+        except (metadata.PackageNotFoundError, AttributeError, ValueError, self._amdsmi.AmdSmiException):
+            return False
+        wanted = _LIBRARY_OF_RELEASE.get((int(release[1]), int(release[2]))) if release else None
+        return wanted == (version.get("major"), version.get("minor"))
+
+    def _identified(self, handle: Any) -> _Processor | None:
+        """None for a processor that does not say where it is; that costs no other's values."""
+        smi = self._amdsmi
+        try:
+            address = units.pci_bus_id(smi.amdsmi_get_gpu_device_bdf(handle))
+        except smi.AmdSmiException:
+            return None
+        return None if address is None else _Processor(address, self._node(handle), handle)
+
+    def _node(self, handle: Any) -> int | None:
+        try:
+            node = self._amdsmi.amdsmi_get_gpu_kfd_info(handle).get("node_id")
+        except (AttributeError, self._amdsmi.AmdSmiException):
+            return None
+        return node if isinstance(node, int) else None
 
 
 def _slot(address: str) -> str:
+    """The address without its function, which may be a partition's number."""
     return address[:-2]
-
-
-def _fits(version: dict[str, Any]) -> bool:
-    """Whether the library is of the release that the binding is from. A library that is older or newer has other
-    structs; before ROCm 6.4 the first number was the year.
-    """
-    try:
-        release = re.match(r"(\d+)\.(\d+)", metadata.version(PACKAGE))
-    except metadata.PackageNotFoundError:
-        return False
-    wanted = _LIBRARY_OF_RELEASE.get((int(release[1]), int(release[2]))) if release else None
-    return wanted == (version.get("major"), version.get("minor"))

@@ -7,6 +7,7 @@ keeps in memory: reading it wakes no card. Nodes without SIMDs are CPUs.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +21,9 @@ _PROPERTY = re.compile(r"^(\w+) ([0-9]+)$", re.MULTILINE)
 
 
 class Node(NamedTuple):
-    """A compute node. ``partition`` is None for a whole card; ``unique_id`` 0 where the card tells none."""
+    """A compute node. ``partition`` is None for a whole card, and where a card has several nodes of which is not said
+    which is which; ``unique_id`` is 0 where the card tells none.
+    """
 
     number: int
     partition: int | None
@@ -39,16 +42,22 @@ class _Raw(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """Nodes by the PCI address of their card, in the KFD's order; ``trouble`` says why a node may be missing."""
+    """Nodes by the PCI address of their card, in the KFD's order; ``trouble`` says why a node may be missing.
+    ``whole``: there is a KFD, and these are all of its nodes, so that ROCr lists no other card.
+    """
 
     nodes: Mapping[str, tuple[Node, ...]]
     trouble: str = ""
+    whole: bool = False
 
 
 def generation(sysfs: str) -> str:
-    """Changes whenever the topology does; empty without a KFD."""
+    """Changes whenever the topology does; empty without a KFD. A driver that is loaded anew counts from the start, in
+    another file of the same name.
+    """
     try:
-        return Path(f"{sysfs}/class/kfd/kfd/topology/generation_id").read_text(encoding="ascii", errors="replace")
+        with Path(f"{sysfs}/class/kfd/kfd/topology/generation_id").open(encoding="ascii", errors="replace") as file:
+            return f"{file.read().strip()} {os.fstat(file.fileno()).st_ino}"
     except OSError:
         return ""
 
@@ -56,12 +65,15 @@ def generation(sysfs: str) -> str:
 def read(sysfs: str, cards: Collection[str]) -> Topology:
     """The nodes of these cards. A node that this process may not read (a device cgroup) is no node of ours."""
     folder = f"{sysfs}/class/kfd/kfd/topology/nodes"
-    found, trouble = [], ""
-    for name in names(folder):
+    found, trouble, hidden = [], "", False
+    listed = names(folder)
+    for name in listed:
         try:
             raw = _node(f"{folder}/{name}", int(name)) if name.isdecimal() else None
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EACCES):
+            if error.errno in (errno.EPERM, errno.EACCES):
+                hidden = True
+            else:
                 trouble = f"{folder}/{name}: {error.strerror}"
             continue
         except ValueError as error:
@@ -69,14 +81,14 @@ def read(sysfs: str, cards: Collection[str]) -> Topology:
             continue
         if raw is not None:
             found.append(raw)
-    return Topology(_by_card(sorted(found), cards), trouble)
+    return Topology(_by_card(sorted(found), cards), trouble, bool(listed) and not trouble and not hidden)
 
 
 def _node(folder: str, number: int) -> _Raw | None:
     """None for a node without SIMDs."""
     values = _properties(f"{folder}/properties")
-    if "simd_count" not in values:
-        raise ValueError("properties has no simd_count")
+    if "simd_count" not in values or (values["simd_count"] and "location_id" not in values):
+        raise ValueError("properties has no simd_count, or no location_id")
     if not values["simd_count"]:
         return None
     location, domain = values["location_id"], values.get("domain", 0)
@@ -103,16 +115,15 @@ def _by_card(nodes: list[_Raw], cards: Collection[str]) -> dict[str, tuple[Node,
     for node in nodes:
         card = node.address if node.address in cards else f"{node.address[:-1]}0"
         grouped.setdefault(card, []).append(node)
-    return {card: _numbered(group) for card, group in grouped.items()}
+    return {card: _numbered(card, group) for card, group in grouped.items()}
 
 
-def _numbered(group: list[_Raw]) -> tuple[Node, ...]:
-    if len(group) == 1:
+def _numbered(card: str, group: list[_Raw]) -> tuple[Node, ...]:
+    """One node that stands where the card stands is all of it; a partition alone is one whose others we may not see."""
+    if len(group) == 1 and not group[0].high and group[0].address == card:
         return (Node(group[0].number, None, group[0].unique_id, group[0].memory_bytes),)
-    partitions = [node.high for node in group]
-    if len(set(partitions)) < len(group):
-        partitions = [int(node.address[-1], 16) for node in group]
-    if len(set(partitions)) < len(group):  # which is which is not said: no identity, no device
-        return ()
-    pairs = zip(group, partitions, strict=True)
-    return tuple(Node(node.number, partition, node.unique_id, node.memory_bytes) for node, partition in pairs)
+    for partitions in ([node.high for node in group], [int(node.address[-1], 16) for node in group]):
+        if any(partitions) and len(set(partitions)) == len(group):
+            pairs = zip(group, partitions, strict=True)
+            return tuple(Node(node.number, partition, node.unique_id, node.memory_bytes) for node, partition in pairs)
+    return tuple(Node(node.number, None, node.unique_id, node.memory_bytes) for node in group)
