@@ -159,7 +159,7 @@ class Supervisor:
         self._note(answer.fault)
         if answer.final:
             child.retired = True
-            self._failed(self._fault)
+            self._failed(self._fault, at_once=child.sampled and self._failures == 0)
         elif not child.sampled and lived > self.hang_seconds:
             self._end(child, answer.fault.detail)
         return self._fault

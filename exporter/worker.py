@@ -39,6 +39,7 @@ class CardReport(NamedTuple):
     readings: tuple[Reading, ...] = ()
     faults: tuple[Fault, ...] = ()
     hints: tuple[Hint, ...] = ()
+    pending: bool = False
 
 
 class Sleeping(NamedTuple):
@@ -197,7 +198,8 @@ class Worker:
             return Sleeping(self._backend.asleep(slot))
         readings = tuple(reading for entry in sampled for reading in entry.readings)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
-        return CardReport(devices, readings, faults, tuple(hint for entry in sampled for hint in entry.hints))
+        hints = tuple(hint for entry in sampled for hint in entry.hints)
+        return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled))
 
     def _note(self, slot: str, device: Device) -> None:
         """A card's identity, before anything else of it: kept unless the same card is known better."""
@@ -262,9 +264,10 @@ class _Page:
             self.readings += (reading for reading in result.readings if reading.key in known)
             self.faults += result.faults
             self.hints.update(result.hints)
-            if result.faults and not result.readings:  # it says who it is, and nothing else
+            if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
                 state = "lost"
-                self.failed += 1
+                # Another driver's card is shown all the same: that it cannot be read is known, and will stay so.
+                self.failed += any(fault.reason != "unsupported" for fault in result.faults)
         elif isinstance(result, Sleeping):
             state = "asleep"
         else:

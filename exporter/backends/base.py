@@ -9,18 +9,25 @@ from exporter.model import Device, Fault, Hint, Reading
 
 
 class Sampled(NamedTuple):
-    """What one device gave: its readings, the calls that failed, and what would bring the readings that it lacks."""
+    """What one device gave: its readings, the calls that failed, and what would bring the readings that it lacks.
+
+    ``pending``: a counter was read that gives a value from the next cycle on, so the device answers, whatever failed.
+    """
 
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
     hints: tuple[Hint, ...] = ()
+    pending: bool = False
 
 
 Note = Callable[[Device], None]
 
 
 class Places(NamedTuple):
-    """Where sysfs and procfs are mounted, the vendor's library where the settings name one, and the root folder."""
+    """Where sysfs and procfs are mounted, the vendor's library where the settings name one, and the root folder.
+
+    Device files are below the root; they are those of the sysfs only where that is below the root too.
+    """
 
     sysfs: str = "/sys"
     procfs: str = "/proc"

@@ -90,11 +90,12 @@ class Starting:
         return self._done.is_set() and not self.absent
 
     def _run(self) -> None:
-        self.absent = "its start failed"  # whatever else it raises is printed by the thread's end
+        failed = "its start failed"  # whatever else it raises is printed by the thread's end
         try:
             self._start()
-            self.absent = ""
+            failed = ""
         except LibraryAbsentError as error:
-            self.absent = str(error)
+            failed = str(error)
         finally:
+            self.absent = failed
             self._done.set()
