@@ -37,18 +37,19 @@ READINGS: dict[str, Family] = {
     "memory_free": _reading(
         "gpu_memory_free_bytes",
         "Device memory that can still be allocated. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: VRAM, amdgpu's "
-        "mem_info_vram_total less mem_info_vram_used. Intel: zesMemoryGetState, of discrete cards.",
+        "mem_info_vram_total less mem_info_vram_used. Intel: the memory regions of i915 and xe, else "
+        "zesMemoryGetState, of discrete cards.",
     ),
     "memory_used": _reading(
         "gpu_memory_used_bytes",
         "Device memory in use, without what the driver reserves. NVIDIA: nvmlDeviceGetMemoryInfo_v2; absent where only "
-        "version 1 exists, which counts the reserved part as used. AMD: amdgpu's mem_info_vram_used. Intel: "
-        "zesMemoryGetState, of discrete cards.",
+        "version 1 exists, which counts the reserved part as used. AMD: amdgpu's mem_info_vram_used. Intel: as free.",
     ),
     "memory_total": _reading(
         "gpu_memory_total_bytes",
         "Device memory installed, the driver's reserve included. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: amdgpu's "
-        "mem_info_vram_total. Intel: zesMemoryGetProperties, of discrete cards whose driver tells the physical size.",
+        "mem_info_vram_total. Intel: the memory regions of i915 and xe, else zesMemoryGetProperties where that tells "
+        "the physical size, of discrete cards.",
     ),
     "temperature": _reading(
         "gpu_temperature_celsius",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.sysfs import FakeSys, IntelCard
+
 SOURCE = Path(__file__).parent / "fakes" / "drm_query.c"
 GIB = 1 << 30
 
@@ -104,3 +106,92 @@ def test_no_device_file_is_no_memory(library: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", ASK, str(tmp_path / "renderD9"), "xe"], capture_output=True, text=True, check=True
     )
     assert json.loads(result.stdout) is None
+
+
+BACKEND = """
+import json, sys
+from exporter.backends.base import Places
+from exporter.backends.intel import IntelBackend
+
+root = sys.argv[1]
+backend = IntelBackend(Places(f"{root}/sys", f"{root}/proc", library="/nonexistent/libze_loader.so.1", root=root))
+backend.open()
+found = {}
+for slot in backend.slots():
+    (board, *_) = backend.identify(slot, lambda _: None)
+    sample = backend.sample(board)
+    values = {reading.metric: reading.value for reading in sample.readings if reading.metric.startswith("memory")}
+    found[slot] = [board.memory_total_bytes, values, sorted(hint.code for hint in sample.hints)]
+print(json.dumps(found))
+"""
+ARC, UHD = "0000:03:00.0", "0000:00:02.0"
+
+
+def backend(library: Path, fake: FakeSys, root: Path, lines: Sequence[str]) -> dict[str, list[object]]:
+    """Total, readings and hints of each card, as the backend gives them on that host."""
+    state = root / "state"
+    state.write_text("".join(f"{line}\n" for line in lines))
+    result = subprocess.run(
+        [sys.executable, "-c", BACKEND, str(root)],
+        env=os.environ | {"LD_PRELOAD": str(library), "FAKE_DRM_STATE": str(state)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    found: dict[str, list[object]] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeSys:
+    """A host with an integrated card, and a discrete one that is renderD128, with their device files."""
+    fake = FakeSys(tmp_path)
+    fake.write(
+        [
+            IntelCard(pci=ARC, device_id="0xe20b", minor=0),
+            IntelCard(pci=UHD, device_id="0x4680", driver="i915", minor=1),
+        ]
+    )
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for number in (128, 129):
+        (tmp_path / f"dev/dri/renderD{number}").touch()
+    return fake
+
+
+def test_the_backend_gives_what_the_driver_counts(library: Path, host: FakeSys, tmp_path: Path) -> None:
+    """A discrete card's memory needs no Level Zero; an integrated one has none of its own, whatever its driver says."""
+    lines = [f"region renderD128 1 {12 * GIB} {9 * GIB}", f"region renderD129 1 {GIB} {GIB // 2}"]
+    found = backend(library, host, tmp_path, lines)
+    memory = {"memory_free": 9 * GIB, "memory_used": 3 * GIB, "memory_total": 12 * GIB}
+    assert found == {UHD: [None, {}, []], ARC: [12 * GIB, memory, []]}
+
+
+def test_the_backend_says_what_would_bring_the_memory(library: Path, host: FakeSys, tmp_path: Path) -> None:
+    """A right where the driver tells the total alone, Level Zero where it tells nothing."""
+    blind = [f"region renderD128 1 {12 * GIB} {9 * GIB}", "blind renderD128"]
+    assert backend(library, host, tmp_path, blind)[ARC] == [
+        12 * GIB,
+        {"memory_total": 12 * GIB},
+        ["grant-cap-perfmon"],
+    ]
+    assert backend(library, host, tmp_path, [])[ARC] == [None, {}, ["install-level-zero"]]
+
+
+def test_device_files_are_asked_for_the_sysfs_of_their_own_system_alone(
+    library: Path, host: FakeSys, tmp_path: Path
+) -> None:
+    """Where sysfs is mounted elsewhere, the device file of a number may be another card's."""
+    host.sys.rename(tmp_path / "elsewhere")
+    (tmp_path / "sys").mkdir()
+    script = BACKEND.replace('f"{root}/sys"', 'f"{root}/elsewhere"')
+    state = tmp_path / "state"
+    state.write_text(f"region renderD128 1 {12 * GIB} {9 * GIB}\n")
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=os.environ | {"LD_PRELOAD": str(library), "FAKE_DRM_STATE": str(state)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout)[ARC] == [None, {}, ["install-level-zero"]]

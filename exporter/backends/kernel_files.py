@@ -119,11 +119,6 @@ def temperature_sensor(folder: str, labels: Sequence[str]) -> Sensor | None:
     return sensor
 
 
-def temperature_sensors(folder: str) -> dict[str, Sensor]:
-    """The package's temperature, by its label."""
-    return {sensor.label: sensor for label in ("pkg",) if (sensor := temperature_sensor(folder, (label,)))}
-
-
 def _labels(folder: str) -> Iterator[str]:
     for monitor in _listed(f"{folder}/hwmon"):
         for name in _listed(f"{folder}/hwmon/{monitor}"):

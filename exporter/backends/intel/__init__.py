@@ -7,6 +7,7 @@ before it say nothing, and where all are silent a hint says what would bring the
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -39,17 +40,23 @@ class Card(NamedTuple):
     physical_index: int
     incarnation: int
 
+    @property
+    def who(self) -> tuple[str, str, int]:
+        """The card without its number, which changes when another leaves."""
+        return self.address, self.driver, self.incarnation
+
 
 class _Facts(NamedTuple):
-    """What does not change while a card is there."""
+    """What does not change while a card is there, except that Sysman and a driver's sensors may come later."""
 
     card: Card
     name: str
     minor_number: int | None
-    memory_total_bytes: int | None
-    temperature_path: str
-    temperature_sensor: str
-    tile_sensor: str
+    memory_total_bytes: int | None = None
+    temperature_path: str = ""
+    temperature_sensor: str = ""
+    tile_sensor: str = ""
+    unread: DeviceFault | None = None
 
 
 class Read(NamedTuple):
@@ -59,10 +66,19 @@ class Read(NamedTuple):
     call: Callable[[Sources, Device, _Facts], Values]
 
 
+def _temperature(sources: Sources, device: Device, facts: _Facts) -> Values:
+    if facts.unread and device.parent is None:
+        raise facts.unread
+    return sources.temperature(device, facts.temperature_path)
+
+
 READS: tuple[Read, ...] = (
     Read(("utilization",), lambda sources, device, facts: sources.utilization(device, facts.card.driver)),
-    Read(("memory_free", "memory_used", "memory_total"), lambda sources, device, _: sources.memory(device)),
-    Read(("temperature",), lambda sources, device, facts: sources.temperature(device, facts.temperature_path)),
+    Read(
+        ("memory_free", "memory_used", "memory_total"),
+        lambda sources, device, facts: sources.memory(device, facts.card.driver),
+    ),
+    Read(("temperature",), _temperature),
 )
 
 
@@ -94,11 +110,15 @@ class IntelBackend:
         }
         if not cards:
             raise BackendAbsent(*self._why_none())
-        if sysman.used and cards != self._cards:
-            raise BackendAbsent("driver-mismatch", "the cards are not those that Level Zero was started with")
+        stayed = {card.who for card in self._cards.values()} & {card.who for card in cards.values()}
+        if sysman.used and len(stayed) < len(cards):
+            raise BackendAbsent("driver-mismatch", "a card has come that Level Zero was started without")
         asleep = {address for address in cards if pci.is_asleep(sysfs, address)}
         if not asleep:
             sysman.start()  # it opens every card, and would wake one that sleeps
+        for gone in (card.address for card in self._cards.values() if card.who not in stayed):
+            self._sources.forget(gone)
+            sysman.lose(gone)
         if cards != self._cards:
             self.driver_version = self._version(card.driver for card in cards.values())
         self._cards = cards
@@ -132,7 +152,8 @@ class IntelBackend:
         note(board)
         facts = self._facts.get(slot)
         if facts is None or facts.card != card:
-            facts = self._facts[slot] = self._look_up(card)
+            facts = _Facts(card, name_of(self._places, slot), kernel_files.minor_number(self._folder(slot)))
+        facts = self._facts[slot] = self._with_sensors(facts, board)
         return tuple(_with_tiles(_with_facts(board, facts), facts.tile_sensor))
 
     def sample(self, device: Device) -> Sampled:
@@ -153,12 +174,14 @@ class IntelBackend:
                 continue
             pairs = zip(row.metrics, values, strict=True)
             readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
-        hints = self._sources.hints(device, {reading.metric for reading in readings})
-        return Sampled(tuple(readings), tuple(faults), tuple(hints))
+        given = {reading.metric for reading in readings}
+        hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
+        return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus knows of it without touching it."""
         card, facts = self._cards[slot], self._facts.get(slot)
+        self._sources.forget(slot)
         board = self._board(card)
         if facts is None or facts.card != card:
             return tuple(_with_tiles(replace(board, name=name_of(self._places, slot))))
@@ -196,20 +219,27 @@ class IntelBackend:
         gts = (name for card in cards for name in names(f"{folder}/drm/{card}/gt"))
         return sum(re.fullmatch(r"gt[0-9]+", name) is not None for name in gts) or None
 
-    def _look_up(self, card: Card) -> _Facts:
-        folder, sysman = device_folder(self._places.sysfs, card.address), self._sources.sysman
-        served = card.driver in DRIVERS
-        path = _temperature_path(folder) if served else ""
-        sensor = sysman.sensor(card.address) if served else ""
-        return _Facts(
-            card,
-            name_of(self._places, card.address),
-            kernel_files.minor_number(folder),
-            sysman.total_bytes(card.address) if served else None,
-            path,
-            _PACKAGE if path else sensor,
-            sensor,
-        )
+    def _with_sensors(self, facts: _Facts, board: Device) -> _Facts:
+        """Looked for in each cycle until found. A source that fails here fails again, and says so, when it is read."""
+        address, sysman = facts.card.address, self._sources.sysman
+        if facts.card.driver not in DRIVERS:
+            return facts
+        path, unread = facts.temperature_path, None
+        try:
+            path = path or _temperature_path(self._folder(address))
+        except DeviceFault as fault:
+            unread = fault
+        if facts.memory_total_bytes is None:
+            with contextlib.suppress(DeviceFault):
+                total = self._sources.total_bytes(board, facts.card.driver, facts.minor_number)
+                facts = facts._replace(memory_total_bytes=total)
+        with contextlib.suppress(DeviceFault):
+            facts = facts._replace(tile_sensor=sysman.sensor(address))
+        sensor = _PACKAGE if path else facts.tile_sensor
+        return facts._replace(temperature_path=path, temperature_sensor=sensor, unread=unread)
+
+    def _folder(self, address: str) -> str:
+        return device_folder(self._places.sysfs, address)
 
 
 def _is_integrated(address: str) -> bool | None:
@@ -221,7 +251,7 @@ def _is_integrated(address: str) -> bool | None:
 
 def _temperature_path(folder: str) -> str:
     """Xe labels the package's temperature; i915 has one without a label, since Linux 6.12 or so."""
-    sensor = kernel_files.temperature_sensors(folder).get(_PACKAGE)
+    sensor = kernel_files.temperature_sensor(folder, (_PACKAGE,))
     if sensor is not None:
         return sensor.path
     monitors = (f"{folder}/hwmon/{name}" for name in names(f"{folder}/hwmon"))

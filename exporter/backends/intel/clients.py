@@ -24,6 +24,7 @@ _NODES = "/dev/dri/"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
 _LINE = re.compile(r"^(drm-[\w-]+):\s*(\S+)", re.MULTILINE)
 _MOST_BYTES = 65536
+_DRM_MAJOR, _FIRST_RENDER, _LAST_NUMBERED = 226, 128, 191  # later minors were given out as cards came
 
 NO_RIGHT = Hint(
     "grant-cap-sys-ptrace",
@@ -42,7 +43,9 @@ OLD_KERNEL = Hint(
 
 
 class Scan(NamedTuple):
-    """The open DRM files of one moment: their fdinfo files by card, and what hides some, if anything does."""
+    """The open DRM files of one moment: fdinfo files by card, for each card that was looked for, and what hides some,
+    if anything does.
+    """
 
     number: int
     files: Mapping[str, tuple[str, ...]]
@@ -52,9 +55,9 @@ class Scan(NamedTuple):
 def scan(number: int, procfs: str, nodes: Mapping[str, str]) -> Scan:
     """Look at every process's open files. ``nodes`` has the card of each DRM node: ``renderD128``, ``card0``.
 
-    No driver is asked for anything: a link is read for each open file, and nothing else.
+    No driver is asked for anything: a link is read for each open file, and the node's number for those of DRM.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {address: [] for address in nodes.values()}
     hidden = _hidden(procfs)
     for pid in names(procfs):
         if not pid.isdecimal():
@@ -62,7 +65,7 @@ def scan(number: int, procfs: str, nodes: Mapping[str, str]) -> Scan:
         try:
             for descriptor, node in _drm_files(f"{procfs}/{pid}/fd"):
                 if node in nodes:
-                    found.setdefault(nodes[node], []).append(f"{procfs}/{pid}/fdinfo/{descriptor}")
+                    found[nodes[node]].append(f"{procfs}/{pid}/fdinfo/{descriptor}")
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 hidden = hidden or NO_RIGHT
@@ -86,7 +89,19 @@ def _drm_files(folder: str) -> Iterator[tuple[str, str]]:
         except FileNotFoundError:  # closed meanwhile
             continue
         if target.startswith(_NODES):
-            yield entry, target.removeprefix(_NODES)
+            yield entry, _numbered(f"{folder}/{entry}") or target.removeprefix(_NODES)
+
+
+def _numbered(path: str) -> str:
+    """The node by its number, whatever a container calls it; empty where the number says nothing."""
+    try:
+        device = os.stat(path).st_rdev  # noqa: PTH116  (once a DRM file and cycle)
+    except OSError:
+        return ""
+    minor = os.minor(device)
+    if os.major(device) != _DRM_MAJOR or minor > _LAST_NUMBERED:
+        return ""
+    return f"renderD{minor}" if minor >= _FIRST_RENDER else f"card{minor}"
 
 
 class _Counters(NamedTuple):
@@ -117,16 +132,23 @@ class ClientMeter:
         self.hint: Hint | None = None
 
     def percent(self, seen: Scan) -> float | None:
-        """None at first, for a scan that was used before, and while something is hidden; then ``hint`` says what."""
+        """None at first, for a scan that was used before or did not look for this card, and while something is hidden;
+        then ``hint`` says what.
+        """
         if seen.number == self._scan:
             return None
-        self._scan, self.hint = seen.number, seen.hidden
-        counted = [] if self.hint else list(self._read(seen.files.get(self._address, ())))
-        if self.hint:
+        self._scan, files = seen.number, seen.files.get(self._address)
+        self.hint = None if files is None else seen.hidden
+        counted = [] if self.hint else list(self._read(files or ()))
+        if self.hint or files is None:
             self._last = None
             return None
         before, self._last = self._last, _moment(counted, self._last)
         return None if before is None else _busiest(before, self._last, counted)
+
+    def forget(self) -> None:
+        """The next reading is the first."""
+        self._last = None
 
     def _read(self, files: Sequence[str]) -> Iterator[_Counters]:
         """Each client once; a duplicated descriptor shows the same client."""

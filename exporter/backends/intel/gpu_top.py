@@ -4,13 +4,16 @@ performance monitoring, which need CAP_PERFMON and count every client.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
 from exporter import units
 from exporter.model import Hint
@@ -19,7 +22,10 @@ PROGRAM = "intel_gpu_top"
 _PERIOD_MILLISECONDS = 1000
 _FRESH_SECONDS = 2.5  # a value is of the last period, or it is not shown
 _AGAIN_AFTER_SECONDS = 60.0
-_MOST_CHARACTERS = 1 << 16
+_MOST_CHARACTERS = 1 << 22  # a sample has some hundred for each client
+_PIECE_BYTES = 1 << 16
+_SAMPLE = re.compile(r"^\{$.*?^\}", re.MULTILINE | re.DOTALL)
+_REFUSED = ("ermission denied", "not permitted")
 
 NOT_INSTALLED = Hint("install-intel-gpu-tools", "utilization: the package intel-gpu-tools, with CAP_PERFMON, gives it")
 NO_RIGHT = Hint(
@@ -34,18 +40,24 @@ class GpuTop:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._latest: tuple[float, float] | None = None
         self._not_before = 0.0
         self.hint: Hint | None = None
 
     def percent(self) -> float | None:
-        """The busiest engine's share of the last second; None while there is none. The first call starts the tool."""
+        """The busiest class's share of the last second; None while there is none. The first call starts the tool."""
         now = time.monotonic()
         if self._process is None and now >= self._not_before:
             self._begin()
         latest = self._latest
         return latest[1] if latest is not None and now - latest[0] < _FRESH_SECONDS else None
+
+    def stop(self) -> None:
+        """End the tool, whose counters are of a card that sleeps, or is not the one that was there any more."""
+        process, self._latest = self._process, None
+        if process is not None:
+            process.kill()
 
     def _begin(self) -> None:
         self._not_before = time.monotonic() + _AGAIN_AFTER_SECONDS
@@ -56,47 +68,58 @@ class GpuTop:
         command = [path, "-J", "-s", str(_PERIOD_MILLISECONDS), "-d", f"pci:slot={self._address}"]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C"},  # the numbers are JSON's
             )
         except OSError:
             self.hint = NOT_INSTALLED
             return
         threading.Thread(target=self._follow, args=(self._process,), name=PROGRAM, daemon=True).start()
 
-    def _follow(self, process: subprocess.Popen[str]) -> None:
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Take each sample as it comes. It ends at once where the counters may not be read, and says so."""
-        for sample in _samples(process.stdout):
-            busy = _busiest(sample)
-            if busy is not None:
-                self._latest, self.hint = (time.monotonic(), busy), None
-        said = process.stderr.read(_MOST_CHARACTERS) if process.stderr else ""
-        process.wait()
-        if "ermission" in said or "PMU" in said:
+        with process:
+            for sample in _samples(process.stdout.fileno() if process.stdout else -1):
+                busy = _busiest(sample)
+                if busy is not None:
+                    self._latest, self.hint = (time.monotonic(), busy), None
+            process.kill()  # where it has not ended, what it writes is no sample
+            said = process.stderr.read(_PIECE_BYTES).decode("utf-8", "replace") if process.stderr else ""
+        if any(words in said for words in _REFUSED):
             self.hint = NO_RIGHT
         self._process = None
 
 
-def _samples(stream: IO[str] | None) -> Iterator[Mapping[str, Any]]:
-    """The objects of the array that the program writes, which it never closes."""
-    text, depth = "", 0
-    for line in stream or ():
-        depth += line.count("{") - line.count("}")
-        text += line
-        if len(text) > _MOST_CHARACTERS:
-            return
-        if depth == 0 and "}" in line:
-            try:
-                sample = json.loads(text.strip().strip("[],\n\t "))
-            except ValueError:
-                sample = None
-            text = ""
-            if isinstance(sample, dict):
-                yield sample
+def _samples(stream: int) -> Iterator[Mapping[str, Any]]:
+    """The objects of the array that the program writes, which it never closes, each as soon as it is there: the line of
+    its last brace ends only when the next one comes. Names of clients stand in it as they are, and may break it.
+    """
+    text = ""
+    while len(text) < _MOST_CHARACTERS and (piece := os.read(stream, _PIECE_BYTES)):
+        text += piece.decode("ascii", "replace")
+        while match := _SAMPLE.search(text):
+            text = text[match.end() :]
+            with contextlib.suppress(ValueError):
+                yield json.loads(match[0], strict=False)
 
 
 def _busiest(sample: Mapping[str, Any]) -> float | None:
-    """The largest ``busy`` of the sample's engines, in percent."""
-    engines = sample.get("engines")
-    values = [engine.get("busy") for engine in engines.values()] if isinstance(engines, dict) else []
-    shares = [units.percent(min(value, 100.0)) for value in values if isinstance(value, int | float)]
-    return max((value for value in shares if value is not None), default=None)
+    """The largest share of any class of engines, in percent: older versions list each engine, ``Video/0``.
+
+    None for the first sample, which is of the moment since the start.
+    """
+    period, engines = sample.get("period"), sample.get("engines")
+    lasted = period.get("duration") if isinstance(period, dict) else None
+    if not isinstance(engines, dict) or not isinstance(lasted, int | float) or lasted < _PERIOD_MILLISECONDS / 2:
+        return None
+    classes: dict[str, list[float]] = {}
+    for name, engine in engines.items():
+        busy = engine.get("busy") if isinstance(engine, dict) else None
+        if not isinstance(busy, int | float):
+            return None
+        classes.setdefault(re.sub(r"/[0-9]+$", "", name), []).append(busy)
+    shares = [units.percent(min(sum(values) / len(values), 100.0)) for values in classes.values()]
+    return None if None in shares else max((share for share in shares if share is not None), default=None)

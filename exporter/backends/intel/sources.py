@@ -4,11 +4,13 @@ the card's clients and ``intel_gpu_top``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from exporter import units
 from exporter.backends.base import Places
-from exporter.backends.intel import clients
+from exporter.backends.intel import clients, regions
 from exporter.backends.intel.clients import ClientMeter, Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.backends.intel.sysman import WHOLE, Sysman
@@ -17,45 +19,77 @@ from exporter.model import Device, Hint
 
 Values = Sequence[float | None]
 
-NO_SYSMAN = Hint(
-    "install-level-zero",
-    "memory: the kernel tells it to Level Zero Sysman alone; install Intel's Level Zero loader and GPU driver, and the "
-    "extra gpu-fleet-exporter[intel]",
-)
+_NO_SYSMAN = "install-level-zero"
+_HOW = "install Intel's Level Zero loader and GPU driver, and the extra gpu-fleet-exporter[intel]"
+_ELSE_SYSMAN = "memory: this kernel's driver does not tell it; Level Zero Sysman would"
 NO_MEMORY_RIGHT = Hint("grant-cap-perfmon", "memory: the driver counts what is used only for who has CAP_PERFMON")
+NO_DEVICE_FILE = Hint(
+    "join-group-render",
+    "memory: the daemon may not open the card's device file in /dev/dri; let it be in the group render, and give it "
+    "CAP_PERFMON, without which the driver does not count what is used",
+)
 
 
 class Sources:
     """All of them, with what each keeps from one cycle to the next."""
 
     def __init__(self, places: Places) -> None:
-        self._procfs = places.procfs
+        self._places = places
         self.sysman = Sysman(places)
         self._scan = Scan(0, {}, None)
         self._meters: dict[str, ClientMeter] = {}
         self._tops: dict[str, GpuTop] = {}
+        self._sized: set[str] = set()
 
     def look_at_clients(self, nodes: Mapping[str, str]) -> None:
         """Once a cycle: which processes have which card open. ``nodes`` has the card of each DRM node."""
         uncounted = {node: address for node, address in nodes.items() if not self.sysman.counts(address)}
         number_ = self._scan.number + 1
-        self._scan = clients.scan(number_, self._procfs, uncounted) if uncounted else Scan(number_, {}, None)
+        self._scan = clients.scan(number_, self._places.procfs, uncounted) if uncounted else Scan(number_, {}, None)
 
     def utilization(self, device: Device, driver: str) -> Values:
         """By Sysman where it counts, else by the card's clients, else by the kernel's performance counters."""
         address = device.pci_bus_id
         value = self.sysman.utilization(address, _tile(device))
-        if device.parent is not None or self.sysman.counts(address):
+        if device.parent is not None:
+            return (value,)
+        if self.sysman.counts(address):
+            self._stop_top(address)
             return (value,)
         meter = self._meter(address)
-        value = meter.percent(self._scan)
-        if value is None and meter.hint is not None and driver == "i915":
-            value = self._tops.setdefault(address, GpuTop(address)).percent()
-        return (value,)
+        shown = meter.percent(self._scan)
+        if meter.hint is None:
+            self._stop_top(address)
+        elif driver == "i915":
+            shown = self._tops.setdefault(address, GpuTop(address)).percent()
+        return (shown if value is None else value,)
 
-    def memory(self, device: Device) -> Values:
-        """Free, used and total, which Sysman alone knows."""
-        return self.sysman.memory(device.pci_bus_id, _tile(device))
+    def memory(self, device: Device, driver: str) -> Values:
+        """Free, used and total: of a card as its driver counts them, else as Sysman does, which alone knows tiles."""
+        address = device.pci_bus_id
+        counted = None if device.parent is not None or device.integrated else self._regions(device.minor_number, driver)
+        if counted is not None and counted.used is not None:
+            return counted.total - counted.used, counted.used, counted.total
+        free, used, total = self.sysman.memory(address, _tile(device))
+        if total is None and counted is not None:
+            total = counted.total
+        if total is not None:
+            self._sized.add(address)
+        return free, used, total
+
+    def total_bytes(self, device: Device, driver: str, minor_number: int | None) -> int | None:
+        """A card's own memory. Raises ``DeviceFault`` and ``DeviceLost``."""
+        counted = None if device.integrated else self._regions(minor_number, driver)
+        return self.sysman.total_bytes(device.pci_bus_id) if counted is None else counted.total
+
+    def _regions(self, minor_number: int | None, driver: str) -> regions.Memory | None:
+        node = self._device_file(minor_number)
+        return None if node is None else regions.of_card(node, driver)
+
+    def _device_file(self, minor_number: int | None) -> str | None:
+        """None where the sysfs is not this system's own, so that a device file of that number may be another card's."""
+        own = Path(self._places.root, "sys") == Path(self._places.sysfs)
+        return str(Path(self._places.root, f"dev/dri/renderD{minor_number}")) if own and minor_number else None
 
     def temperature(self, device: Device, path: str) -> Values:
         """By the kernel's file where there is one for the card, else by Sysman."""
@@ -73,7 +107,38 @@ class Sources:
             top = self._tops.get(address)
             yield from (hint for hint in (self._meter(address).hint, top and top.hint) if hint)
         if "memory_free" not in given and device.integrated is False:
-            yield NO_MEMORY_RIGHT if self.sysman.has_memory(address) else NO_SYSMAN
+            node = self._device_file(device.minor_number)
+            if address in self._sized or self.sysman.has_memory(address):
+                yield NO_MEMORY_RIGHT
+            elif node is not None and Path(node).exists() and not os.access(node, os.R_OK | os.W_OK):
+                yield NO_DEVICE_FILE
+            else:
+                yield self._no_sysman(address)
+
+    def pending(self, device: Device, given: set[str]) -> bool:
+        """Whether a counter of the card was read, of which a share needs another reading."""
+        address = device.pci_bus_id
+        counted = self.sysman.counts(address) or self._meter(address).hint is None
+        return device.parent is None and "utilization" not in given and counted
+
+    def forget(self, address: str) -> None:
+        """What the card has done so far says nothing of what it does next: it sleeps, or is another card."""
+        self.sysman.forget(address)
+        self._stop_top(address)
+        if address in self._meters:
+            self._meters[address].forget()
+
+    def _no_sysman(self, address: str) -> Hint:
+        if self.sysman.absent:
+            return Hint(_NO_SYSMAN, f"{_ELSE_SYSMAN}, and {self.sysman.absent}; {_HOW}")
+        if not self.sysman.serves:
+            return Hint(_NO_SYSMAN, f"{_ELSE_SYSMAN}, which is still starting, or waits until no Intel card sleeps")
+        return Hint(_NO_SYSMAN, f"{_ELSE_SYSMAN}, which knows none of {address}; {_HOW}, newer than the card")
+
+    def _stop_top(self, address: str) -> None:
+        top = self._tops.pop(address, None)
+        if top is not None:
+            top.stop()
 
     def _meter(self, address: str) -> ClientMeter:
         return self._meters.setdefault(address, ClientMeter(address))

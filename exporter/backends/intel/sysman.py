@@ -6,8 +6,10 @@ its name, as the system's dynamic loader finds it. ``zesInit`` opens every card,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -43,12 +45,58 @@ class _Part(NamedTuple):
     size: int = 0
 
 
-class _Card(NamedTuple):
-    """What Sysman has of a card, found once."""
+def _tile(properties: Any) -> int | None:
+    return int(properties.subdeviceId) if properties.onSubdevice else None
 
-    engines: tuple[_Part, ...]
-    memories: tuple[_Part, ...]
-    sensors: tuple[_Part, ...]
+
+class _Kind(NamedTuple):
+    """How the parts of one kind are found: names in ``pyzes``, and what its properties say of a part."""
+
+    enumerate: str
+    describe: str
+    handle: str
+    properties: str
+    stype: str
+    part: Callable[[Any, Any], _Part | None]
+
+
+def _engine(found: Any, handle: Any) -> _Part | None:
+    return _Part(found.type, _tile(found), handle) if found.type == _ALL_ENGINES else None
+
+
+def _memory(found: Any, handle: Any) -> _Part | None:
+    size = units.memory_size(found.physicalSize) or 0
+    return _Part(found.location, _tile(found), handle, size) if found.location == _ON_DEVICE else None
+
+
+def _sensor(found: Any, handle: Any) -> _Part | None:
+    return _Part(found.type, _tile(found), handle)
+
+
+_ENGINES = _Kind(
+    "zesDeviceEnumEngineGroups",
+    "zesEngineGetProperties",
+    "zes_engine_handle_t",
+    "zes_engine_properties_t",
+    "ZES_STRUCTURE_TYPE_ENGINE_PROPERTIES",
+    _engine,
+)
+_MEMORIES = _Kind(
+    "zesDeviceEnumMemoryModules",
+    "zesMemoryGetProperties",
+    "zes_mem_handle_t",
+    "zes_mem_properties_t",
+    "ZES_STRUCTURE_TYPE_MEM_PROPERTIES",
+    _memory,
+)
+_SENSORS = _Kind(
+    "zesDeviceEnumTemperatureSensors",
+    "zesTemperatureGetProperties",
+    "zes_temp_handle_t",
+    "zes_temp_properties_t",
+    "ZES_STRUCTURE_TYPE_TEMP_PROPERTIES",
+    _sensor,
+)
 
 
 class Sysman:
@@ -58,14 +106,21 @@ class Sysman:
         self._places = places
         self._zes: ModuleType
         self._handles: dict[str, Any] = {}
-        self._cards: dict[str, _Card] = {}
-        self._meters: dict[tuple[str, int | None, int], Meter] = {}
+        self._parts: dict[tuple[str, _Kind], tuple[_Part, ...]] = {}
+        self._meters: dict[str, dict[tuple[int | None, int], Meter]] = {}
+        self._silent: set[str] = set()
         self._starting = Starting("sysman", self._load)
-        self.used = False
+        self._begun = self._knows = False
 
     def start(self) -> None:
         """Load it and open every card, which would wake one that sleeps; only the first call does anything."""
+        self._begun = True
         self._starting.begin()
+
+    @property
+    def used(self) -> bool:
+        """It holds cards as they were when it was started, or is about to; one that comes later it does not find."""
+        return self._begun and not self.absent and (self._knows or not self.serves)
 
     @property
     def serves(self) -> bool:
@@ -81,11 +136,12 @@ class Sysman:
         """The busy share of all engines since the reading before; of a card of several tiles their mean, as xpu-smi has
         it. Source: ``zesEngineGetActivity`` of the group of all engines, which not every driver has.
         """
+        meters = self._meters.setdefault(address, {})
+        counters = [self._activity(part) for part in self._of(address, _ENGINES, tile)]
+        if tile is WHOLE:
+            (self._silent.add if None in counters else self._silent.discard)(address)
         shares = [
-            None if counters is None else self._meters.setdefault((address, tile, place), Meter()).percent(*counters)
-            for place, part in enumerate(self._card(address).engines)
-            if tile is WHOLE or part.tile == tile
-            for counters in (self._activity(part),)
+            pair and meters.setdefault((tile, place), Meter()).percent(*pair) for place, pair in enumerate(counters)
         ]
         known = [value for value in shares if value is not None]
         return sum(known) / len(known) if known and len(known) == len(shares) else None
@@ -96,14 +152,15 @@ class Sysman:
         Source: ``zesMemoryGetState``: its size is what can be allocated, and what is not free of it is used. A driver
         that may not count says that all is free, which no card is.
         """
-        modules = [part for part in self._card(address).memories if tile is WHOLE or part.tile == tile]
-        states = [self._memory_state(part) for part in modules]
-        if not states or None in states:
-            return None, None, None
-        free = sum(state[0] for state in states if state)
-        size = sum(state[1] for state in states if state)
+        modules = self._of(address, _MEMORIES, tile)
+        states = [state for state in map(self._memory_state, modules) if state]
         total = sum(part.size for part in modules) if all(part.size for part in modules) else None
-        return (free, size - free, total) if free < size else (None, None, total)
+        if not modules:
+            return None, None, None
+        if len(states) < len(modules) or any(free == size for free, size in states):
+            return None, None, total
+        free = sum(free for free, _ in states)
+        return free, sum(size for _, size in states) - free, total
 
     def temperature(self, address: str, tile: int | None = WHOLE) -> float | None:
         """Of :meth:`sensor`, in degrees; of a card of several tiles the hottest."""
@@ -122,19 +179,27 @@ class Sysman:
 
     def total_bytes(self, address: str) -> int | None:
         """The card's memory, as far as the driver tells."""
-        sizes = [part.size for part in self._card(address).memories]
+        sizes = [part.size for part in self._of(address, _MEMORIES, WHOLE)]
         return sum(sizes) if sizes and all(sizes) else None
 
     def counts(self, address: str) -> bool:
-        """The card was looked up, and has counters of its engines."""
-        return address in self._cards and bool(self._cards[address].engines)
+        """The card was looked up, has counters of its engines, and tells them."""
+        return bool(self._parts.get((address, _ENGINES))) and address not in self._silent
 
     def has_memory(self, address: str) -> bool:
         """The card was looked up, and has memory of its own that Sysman knows of."""
-        return address in self._cards and bool(self._cards[address].memories)
+        return bool(self._parts.get((address, _MEMORIES)))
+
+    def forget(self, address: str) -> None:
+        """The next reading of the card's counters is the first."""
+        self._meters.pop(address, None)
+
+    def lose(self, address: str) -> None:
+        """The card has left: its handles are no other card's. Those of the others hold."""
+        self._handles.pop(address, None)
 
     def _temperatures(self, address: str, tile: int | None) -> list[_Part]:
-        sensors = [part for part in self._card(address).sensors if tile is WHOLE or part.tile == tile]
+        sensors = self._of(address, _SENSORS, tile)
         found = ([part for part in sensors if part.kind == kind] for kind, _ in _TEMPERATURES)
         return next((parts for parts in found if parts), [])
 
@@ -151,58 +216,28 @@ class Sysman:
         free, size = units.byte_count(state.free), units.memory_size(state.size)
         return None if free is None or size is None or free > size else (free, size)
 
-    def _card(self, address: str) -> _Card:
-        """The card's handles, looked up in its own lane: a card that hangs holds up no other."""
+    def _of(self, address: str, kind: _Kind, tile: int | None) -> Sequence[_Part]:
+        """The parts of the card, or of one of its tiles; those of its tiles where the whole card has none.
+
+        They are looked up in the card's own lane: one that hangs holds up no other.
+        """
         if not self.serves or address not in self._handles:
-            return _Card((), (), ())
-        self.used = True
-        if address not in self._cards:
-            self._cards[address] = self._look_up(self._handles[address])
-        return self._cards[address]
+            return ()
+        if (address, kind) not in self._parts:
+            self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
+        found = self._parts[address, kind]
+        return [part for part in found if part.tile == tile] or (found if tile is WHOLE else ())
 
-    def _look_up(self, device: Any) -> _Card:
-        zes = self._zes
-        engines = [
-            _Part(found.type, _tile(found), handle)
-            for handle, found in self._parts(
-                device,
-                zes.zesDeviceEnumEngineGroups,
-                zes.zesEngineGetProperties,
-                (zes.zes_engine_handle_t, zes.zes_engine_properties_t, zes.ZES_STRUCTURE_TYPE_ENGINE_PROPERTIES),
-            )
-            if found.type == _ALL_ENGINES
-        ]
-        memories = [
-            _Part(found.location, _tile(found), handle, units.memory_size(found.physicalSize) or 0)
-            for handle, found in self._parts(
-                device,
-                zes.zesDeviceEnumMemoryModules,
-                zes.zesMemoryGetProperties,
-                (zes.zes_mem_handle_t, zes.zes_mem_properties_t, zes.ZES_STRUCTURE_TYPE_MEM_PROPERTIES),
-            )
-            if found.location == _ON_DEVICE
-        ]
-        sensors = [
-            _Part(found.type, _tile(found), handle)
-            for handle, found in self._parts(
-                device,
-                zes.zesDeviceEnumTemperatureSensors,
-                zes.zesTemperatureGetProperties,
-                (zes.zes_temp_handle_t, zes.zes_temp_properties_t, zes.ZES_STRUCTURE_TYPE_TEMP_PROPERTIES),
-            )
-        ]
-        return _Card(tuple(engines), tuple(memories), tuple(sensors))
-
-    def _parts(
-        self, device: Any, enumerate_: Callable[..., int], describe: Callable[..., int], types: tuple[Any, Any, int]
-    ) -> Iterator[tuple[Any, Any]]:
-        """Each handle with its properties; none where the driver offers no such parts."""
-        handle_type, struct, kind = types
-        for handle in self._listed(handle_type, enumerate_, device):
-            properties = struct()
-            properties.stype = kind
-            if self._ask(describe, handle, ctypes.byref(properties)):
-                yield handle, properties
+    def _look_up(self, device: Any, kind: _Kind) -> Iterator[_Part]:
+        """None where the driver offers no such parts."""
+        name = functools.partial(getattr, self._zes)
+        for handle in self._listed(name(kind.handle), name(kind.enumerate), device):
+            properties = name(kind.properties)()
+            properties.stype = name(kind.stype)
+            if self._ask(name(kind.describe), handle, ctypes.byref(properties)):
+                part = kind.part(properties, handle)
+                if part is not None:
+                    yield part
 
     def _listed(self, handle_type: Any, enumerate_: Callable[..., int], *owner: Any) -> list[Any]:
         """Level Zero tells how many there are, then fills an array of as many."""
@@ -235,21 +270,25 @@ class Sysman:
         self._zes = zes = load(PACKAGE, EXTRA, STEM, self._places.library or LOADER)
         try:
             self._ask(zes.zesInit, 0)
-            for driver in self._listed(zes.zes_driver_handle_t, zes.zesDriverGet):
-                for device in self._listed(zes.zes_device_handle_t, zes.zesDeviceGet, driver):
-                    self._handles[self._address(device)] = device
+            drivers = self._listed(zes.zes_driver_handle_t, zes.zesDriverGet)
         except AttributeError as error:
             raise LibraryAbsentError(f"the Level Zero loader is older than Sysman's own start: {error}") from error
         except (DeviceFault, DeviceLost, DeviceAsleep) as error:
             raise LibraryAbsentError(f"Level Zero Sysman does not start: {error.detail}") from error
+        for driver in drivers:
+            with contextlib.suppress(DeviceFault, DeviceLost, DeviceAsleep):  # its cards are not known, others are
+                self._take(self._listed(zes.zes_device_handle_t, zes.zesDeviceGet, driver))
+
+    def _take(self, devices: Iterable[Any]) -> None:
+        for device in devices:
+            self._knows = True
+            with contextlib.suppress(DeviceFault, DeviceLost, DeviceAsleep):
+                self._handles[self._address(device)] = device
 
     def _address(self, device: Any) -> str:
         properties = self._zes.zes_pci_properties_t()
         properties.stype = self._zes.ZES_STRUCTURE_TYPE_PCI_PROPERTIES
-        self._ask(self._zes.zesDevicePciGetProperties, device, ctypes.byref(properties))
+        if not self._ask(self._zes.zesDevicePciGetProperties, device, ctypes.byref(properties)):
+            raise DeviceLost("it does not say where it is")
         place = properties.address
         return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.{place.function:x}"
-
-
-def _tile(properties: Any) -> int | None:
-    return int(properties.subdeviceId) if properties.onSubdevice else None
