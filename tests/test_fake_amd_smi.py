@@ -6,18 +6,13 @@ to cope with.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ctypes.util
 import dataclasses
-import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +20,27 @@ import pytest
 
 from tests.fakes import amd_smi
 from tests.fakes.amd_smi import CALLS, GIB, SONAME, FakeAmdSmi, Gpu, MissingError, Version, build, build_or_skip
+from tests.fakes.checks import (
+    DEADLINE_SECONDS,
+    Child,
+    check_abort,
+    check_crash,
+    check_exit,
+    check_hang,
+    check_missing,
+    check_nonsense,
+    check_slow,
+    check_whole_states,
+    check_writer,
+    check_writes,
+    starting,
+)
 
 INVAL, NOT_SUPPORTED, TIMEOUT, RETRY, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED = 1, 2, 8, 9, 31, 32, 34
 INSUFFICIENT_SIZE = 41
 
 CHILD = """
-import ctypes, json, sys, threading
+import ctypes
 from amdsmi import *
 from amdsmi import amdsmi_wrapper as wrapper
 from amdsmi.amdsmi_exception import *
@@ -42,15 +52,14 @@ VRAM = AmdSmiMemoryType.VRAM
 def temperature(handle, sensor="EDGE", metric="CURRENT"):
     return amdsmi_get_temp_metric(handle, AmdSmiTemperatureType[sensor], AmdSmiTemperatureMetric[metric])
 
-for line in sys.stdin:
-    mode, source = json.loads(line)
-    try:
-        answer = [None, None, eval(compile(source, "test", mode))]
-    except AmdSmiLibraryException as error:
-        answer = [type(error).__name__, error.get_error_code(), None]
-    print(json.dumps(answer), flush=True)
+REFUSAL = AmdSmiLibraryException
+
+def refusal(error):
+    return [error.get_error_code(), type(error).__name__]
+
+def plain(value):
+    return value
 """
-DEADLINE_SECONDS = 20
 
 MI300X = Gpu(
     bdf="0000:c1:00.0",
@@ -153,40 +162,12 @@ class Refused(NamedTuple):
     kind: str = "AmdSmiLibraryException"
 
 
-class Child:
-    """A Python process in which ``from amdsmi import *`` has been done, told what to do one line at a time."""
-
-    def __init__(self, fake: FakeAmdSmi) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD],
-            env={**os.environ, **fake.environment()},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def ask(self, expression: str, mode: str = "eval") -> object:
-        """What ``expression`` is there, or :class:`Refused`."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps([mode, expression]), file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, f"the process ended in: {expression}\n{self.end()[1]}"
-        kind, status, value = json.loads(line)
-        return value if kind is None else Refused(status, kind)
-
-    def do(self, statement: str) -> None:
-        """Runs a statement that must succeed."""
-        assert self.ask(statement, "exec") is None
-
-    def end(self) -> tuple[int, str]:
-        """The exit status and what was written to stderr, once the process has ended by itself."""
-        _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, errors
-
-
 Start = Callable[..., Child]
+
+
+def child_on(fake: FakeAmdSmi) -> Child:
+    """A process in which ``from amdsmi import *`` has been done."""
+    return Child(CHILD, {**os.environ, **fake.environment()}, Refused)
 
 
 @pytest.fixture(scope="session")
@@ -201,20 +182,7 @@ def fake(tmp_path: Path, library: Path) -> FakeAmdSmi:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts children that end with the test, and that are killed if they would not."""
-    with contextlib.ExitStack() as stack:
-
-        def start_child(fake: FakeAmdSmi, *, init: bool = True) -> Child:
-            child = Child(fake)
-            killer = threading.Timer(DEADLINE_SECONDS, child.process.kill)
-            killer.start()
-            stack.enter_context(child.process)
-            stack.callback(child.process.kill)
-            stack.callback(killer.cancel)
-            if init:
-                child.do("init()")
-            return child
-
+    with starting(child_on, "init()") as start_child:
         yield start_child
 
 
@@ -488,14 +456,15 @@ def test_hanging_call_blocks_its_thread_only(fake: FakeAmdSmi, start: Start) -> 
     """While a GPU hangs another answers; the hanging call returns when the line is gone, with what is true then."""
     fake.write([Gpu(edge=40), Gpu(edge=41)])
     smi = start(fake)
-    smi.do("a, b = handles(); seen = []")
-    fake.write([Gpu(edge=40), Gpu(edge=41)], lines=["hang amdsmi_get_temp_metric 0"])
-    smi.do("thread = threading.Thread(target=lambda: seen.append(temperature(a)), daemon=True)")
-    smi.do("thread.start(); thread.join(0.1)")
-    assert smi.ask("[thread.is_alive(), seen, temperature(b), len(handles())]") == [True, [], 41, 2]
-    fake.write([Gpu(edge=77), Gpu(edge=41)])
-    smi.do("thread.join(5)")
-    assert smi.ask("[thread.is_alive(), seen]") == [False, [77]]
+    smi.do("a, b = handles()")
+    check_hang(
+        smi,
+        "temperature(a)",
+        hang=lambda: fake.write([Gpu(edge=40), Gpu(edge=41)], lines=["hang amdsmi_get_temp_metric 0"]),
+        others={"temperature(b)": 41, "len(handles())": 2},
+        free=lambda: fake.write([Gpu(edge=77), Gpu(edge=41)]),
+        then=77,
+    )
 
 
 def test_process_can_end_while_a_daemon_thread_hangs(fake: FakeAmdSmi, start: Start) -> None:
@@ -503,8 +472,7 @@ def test_process_can_end_while_a_daemon_thread_hangs(fake: FakeAmdSmi, start: St
     fake.write([MI300X])
     smi = start(fake)
     fake.write([MI300X], lines=["hang * *"])
-    smi.do("thread = threading.Thread(target=handles, daemon=True); thread.start()")
-    assert smi.end() == (0, "")
+    check_exit(smi, "handles")
 
 
 def test_slow_call_takes_its_time(fake: FakeAmdSmi, start: Start) -> None:
@@ -512,10 +480,7 @@ def test_slow_call_takes_its_time(fake: FakeAmdSmi, start: Start) -> None:
     fake.write([Gpu(edge=40), Gpu(edge=41)], lines=["slow amdsmi_get_temp_metric 1 400"])
     smi = start(fake)
     smi.do("a, b = handles()")
-    for handle, at_least, below in (("a", 0.0, 0.4), ("b", 0.4, 5.0)):
-        begin = time.monotonic()
-        smi.ask(f"temperature({handle})")
-        assert at_least <= time.monotonic() - begin < below
+    check_slow(smi, quick="temperature(a)", slow="temperature(b)", seconds=0.4)
 
 
 def test_crash_ends_the_process_by_sigsegv(fake: FakeAmdSmi, start: Start) -> None:
@@ -523,18 +488,15 @@ def test_crash_ends_the_process_by_sigsegv(fake: FakeAmdSmi, start: Start) -> No
     fake.write([MI300X, MI300X], lines=["crash amdsmi_get_temp_metric 1"])
     smi = start(fake)
     assert smi.ask("temperature(handles()[0])") == 45
-    with pytest.raises(AssertionError, match="the process ended"):
-        smi.ask("temperature(handles()[1])")
-    assert smi.process.returncode == -signal.SIGSEGV
+    check_crash(smi, "temperature(handles()[1])")
 
 
 def test_metrics_of_the_gpu_are_a_trap(fake: FakeAmdSmi, start: Start) -> None:
     """The call that would overwrite memory is recorded, and then the process is aborted with its name."""
     fake.write([MI300X])
     smi = start(fake)
-    with pytest.raises(AssertionError, match="amdsmi_get_gpu_metrics_info would overwrite memory"):
-        smi.ask("amdsmi_get_gpu_metrics_info(handles()[0])")
-    assert smi.process.returncode == -signal.SIGABRT
+    words = "amdsmi_get_gpu_metrics_info would overwrite memory"
+    check_abort(smi, "amdsmi_get_gpu_metrics_info(handles()[0])", words)
     assert fake.record()[-1] == "amdsmi_get_gpu_metrics_info"
 
 
@@ -604,30 +566,19 @@ def test_each_write_is_seen_by_the_next_call(fake: FakeAmdSmi, start: Start) -> 
     fake.write([Gpu(edge=100)])
     smi = start(fake)
     smi.do("h, = handles()")
-    for edge in range(100, 200):
-        fake.write([Gpu(edge=edge)])
-        assert smi.ask("temperature(h)") == edge
+    check_writes(smi, "temperature(h)", lambda edge: fake.write([Gpu(edge=edge)]), range(100, 200))
 
 
 def test_many_threads_see_whole_states(fake: FakeAmdSmi, start: Start) -> None:
     """Eight threads that read while the file changes never see half of a state or another GPU's values."""
-    fake.write([Gpu(index=i, gfx=i, umc=i, mm=i) for i in range(8)])
+
+    def write(values: Sequence[tuple[int, int]]) -> None:
+        fake.write([Gpu(index=i, gfx=v, umc=v, mm=v) for i, v in values])
+
+    write([(i, i) for i in range(8)])
     smi = start(fake)
-    smi.do("hs = handles(); bad = []; reads = []; stop = False")
-    smi.do(
-        "def read(i):\n"
-        "    while not stop:\n"
-        "        seen = set(amdsmi_get_gpu_activity(hs[i]).values()); reads.append(i)\n"
-        "        if not (len(seen) == 1 and min(seen) % 8 == i): bad.append((i, sorted(seen)))\n"
-    )
-    smi.do("threads = [threading.Thread(target=read, args=(i,), daemon=True) for i in range(8)]")
-    smi.do("for thread in threads: thread.start()")
-    for step in range(50):
-        values = [(i, 8 * step + i) for i in range(8)]
-        fake.write([Gpu(index=i, gfx=v, umc=v, mm=v) for i, v in values[:: (-1) ** step]])
-        time.sleep(0.002)
-    smi.do("stop = True\nfor thread in threads: thread.join(5)")
-    assert smi.ask("[bad, sorted(set(reads))]") == [[], list(range(8))]
+    smi.do("hs = handles()")
+    check_whole_states(smi, "amdsmi_get_gpu_activity(hs[i]).values()", write)
 
 
 @pytest.mark.parametrize(
@@ -645,11 +596,7 @@ def test_many_threads_see_whole_states(fake: FakeAmdSmi, start: Start) -> None:
 )
 def test_nonsense_in_the_state_aborts(fake: FakeAmdSmi, start: Start, line: str, complaint: str) -> None:
     """A line that makes no sense ends the process with a message that names the line and what is wrong."""
-    fake.write([], lines=["# a comment", "", line])
-    smi = start(fake, init=False)
-    with pytest.raises(AssertionError, match=f"state file, line 4: {complaint}"):
-        smi.ask("init()")
-    assert smi.process.returncode == -signal.SIGABRT
+    check_nonsense(fake, start, "init()", line, complaint)
 
 
 def test_two_lines_of_one_gpu_abort(fake: FakeAmdSmi, start: Start) -> None:
@@ -661,11 +608,7 @@ def test_two_lines_of_one_gpu_abort(fake: FakeAmdSmi, start: Start) -> None:
 
 def test_writer_refuses_what_would_never_match(fake: FakeAmdSmi) -> None:
     """A rule for a call that does not exist and text that cannot be quoted are errors, and nothing is written."""
-    with pytest.raises(ValueError, match="amdsmi_get_gpu_memory'"):
-        fake.write([], lines=["fault amdsmi_get_gpu_memory 0 12"])
-    with pytest.raises(ValueError, match="quote"):
-        fake.write([Gpu(name='a "b"')])
-    assert not fake.state_path.exists()
+    check_writer(fake, "amdsmi_get_gpu_memory", Gpu(name='a "b"'))
 
 
 def test_missing_compiler_fails_in_ci_and_skips_elsewhere(
@@ -674,12 +617,7 @@ def test_missing_compiler_fails_in_ci_and_skips_elsewhere(
     """Without a C compiler CI fails with its name, and everywhere else the skip says it."""
     assert library.exists()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(MissingError, match="no C compiler 'cc'"):
-        build_or_skip(tmp_path)
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match="no C compiler 'cc'"):
-        build_or_skip(tmp_path)
+    check_missing(monkeypatch, lambda: build_or_skip(tmp_path), "no C compiler 'cc'", MissingError)
 
 
 def test_missing_binding_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import json
 import os
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.fakes.checks import (
+    Child,
+    check_crash,
+    check_exit,
+    check_hang,
+    check_missing,
+    check_nonsense,
+    check_slow,
+    check_whole_states,
+    check_writer,
+    check_writes,
+    starting,
+)
 from tests.fakes.nvml import (
     CALLS,
     GIB,
@@ -37,22 +44,21 @@ UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 1, 2, 3, 6
 DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH, UNKNOWN = 9, 13, 15, 25, 999
 
 CHILD = """
-import ctypes, json, sys, threading, time
+import ctypes
 from pynvml import *
 import pynvml
 
+REFUSAL = NVMLError
+
+def refusal(error):
+    return [error.value]
+
+def plain(value):
+    return value
+
 def all_fields(struct):
     return {name: getattr(struct, name) for name, _ in struct._fields_}
-
-for line in sys.stdin:
-    mode, source = json.loads(line)
-    try:
-        answer = [None, eval(compile(source, "test", mode))]
-    except NVMLError as error:
-        answer = [error.value, None]
-    print(json.dumps(answer), flush=True)
 """
-DEADLINE_SECONDS = 20
 
 A100 = Gpu(
     uuid="GPU-a100a100-0000-4000-8000-000000000000",
@@ -79,41 +85,12 @@ class Refused(NamedTuple):
     code: int
 
 
-class Child:
-    """A Python process in which ``from pynvml import *`` has been done, told what to do one line at a time."""
-
-    def __init__(self, fake: FakeNvml) -> None:
-        environment = {**os.environ, **fake.environment()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD],
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def ask(self, expression: str, mode: str = "eval") -> object:
-        """What ``expression`` is there, or :class:`Refused`."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps([mode, expression]), file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, f"the process ended in: {expression}\n{self.end()[1]}"
-        code, value = json.loads(line)
-        return value if code is None else Refused(code)
-
-    def do(self, statement: str) -> None:
-        """Runs a statement that must succeed."""
-        assert self.ask(statement, "exec") is None
-
-    def end(self) -> tuple[int, str]:
-        """The exit status and what was written to stderr, once the process has ended by itself."""
-        _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, errors
-
-
 Start = Callable[..., Child]
+
+
+def child_on(fake: FakeNvml) -> Child:
+    """A process in which ``from pynvml import *`` has been done."""
+    return Child(CHILD, {**os.environ, **fake.environment()}, Refused)
 
 
 @pytest.fixture(scope="session")
@@ -128,20 +105,7 @@ def fake(tmp_path: Path, library: Path) -> FakeNvml:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts children that end with the test, and that are killed if they would not."""
-    with contextlib.ExitStack() as stack:
-
-        def start_child(fake: FakeNvml, *, init: bool = True) -> Child:
-            child = Child(fake)
-            killer = threading.Timer(DEADLINE_SECONDS, child.process.kill)
-            killer.start()
-            stack.enter_context(child.process)
-            stack.callback(child.process.kill)
-            stack.callback(killer.cancel)
-            if init:
-                child.do("nvmlInit()")
-            return child
-
+    with starting(child_on, "nvmlInit()") as start_child:
         yield start_child
 
 
@@ -339,19 +303,15 @@ def test_hanging_call_blocks_its_thread_only(fake: FakeNvml, start: Start) -> No
     cards = equal_cards(2)
     fake.write(cards)
     nvml = start(fake)
-    nvml.do("a, b = (nvmlDeviceGetHandleByIndex(i) for i in range(2)); seen = []")
-    fake.write(cards, lines=["hang nvmlDeviceGetTemperature 0"])
-    nvml.do("thread = threading.Thread(target=lambda: seen.append(nvmlDeviceGetTemperature(a, 0)), daemon=True)")
-    nvml.do("thread.start(); thread.join(0.1)")
-    assert nvml.ask("[thread.is_alive(), seen, nvmlDeviceGetTemperature(b, 0), nvmlDeviceGetIndex(a)]") == [
-        True,
-        [],
-        41,
-        0,
-    ]
-    fake.write([dataclasses.replace(cards[0], temp=77), cards[1]])
-    nvml.do("thread.join(5)")
-    assert nvml.ask("[thread.is_alive(), seen]") == [False, [77]]
+    nvml.do("a, b = (nvmlDeviceGetHandleByIndex(i) for i in range(2))")
+    check_hang(
+        nvml,
+        "nvmlDeviceGetTemperature(a, 0)",
+        hang=lambda: fake.write(cards, lines=["hang nvmlDeviceGetTemperature 0"]),
+        others={"nvmlDeviceGetTemperature(b, 0)": 41, "nvmlDeviceGetIndex(a)": 0},
+        free=lambda: fake.write([dataclasses.replace(cards[0], temp=77), cards[1]]),
+        then=77,
+    )
 
 
 def test_process_can_end_while_a_daemon_thread_hangs(fake: FakeNvml, start: Start) -> None:
@@ -359,8 +319,7 @@ def test_process_can_end_while_a_daemon_thread_hangs(fake: FakeNvml, start: Star
     fake.write(equal_cards(1))
     nvml = start(fake)
     fake.write(equal_cards(1), lines=["hang * *"])
-    nvml.do("thread = threading.Thread(target=nvmlDeviceGetCount, daemon=True); thread.start()")
-    assert nvml.end() == (0, "")
+    check_exit(nvml, "nvmlDeviceGetCount")
 
 
 def test_slow_call_takes_its_time(fake: FakeNvml, start: Start) -> None:
@@ -368,10 +327,7 @@ def test_slow_call_takes_its_time(fake: FakeNvml, start: Start) -> None:
     fake.write(equal_cards(2), lines=["slow nvmlDeviceGetIndex 1 400"])
     nvml = start(fake)
     nvml.do("a, b = (nvmlDeviceGetHandleByIndex(i) for i in range(2))")
-    for handle, at_least, below in (("a", 0.0, 0.4), ("b", 0.4, 5.0)):
-        begin = time.monotonic()
-        nvml.ask(f"nvmlDeviceGetIndex({handle})")
-        assert at_least <= time.monotonic() - begin < below
+    check_slow(nvml, quick="nvmlDeviceGetIndex(a)", slow="nvmlDeviceGetIndex(b)", seconds=0.4)
 
 
 def test_crash_ends_the_process_by_sigsegv(fake: FakeNvml, start: Start) -> None:
@@ -379,9 +335,7 @@ def test_crash_ends_the_process_by_sigsegv(fake: FakeNvml, start: Start) -> None
     fake.write(equal_cards(2), lines=["crash nvmlDeviceGetName 1"])
     nvml = start(fake)
     assert nvml.ask("nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))") == "NVIDIA L40S"
-    with pytest.raises(AssertionError, match="the process ended"):
-        nvml.ask("nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(1))")
-    assert nvml.process.returncode == -signal.SIGSEGV
+    check_crash(nvml, "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(1))")
 
 
 def test_lost_card_comes_back_under_its_old_handle(fake: FakeNvml, start: Start) -> None:
@@ -504,30 +458,19 @@ def test_each_write_is_seen_by_the_next_call(fake: FakeNvml, start: Start) -> No
     fake.write([Gpu(temp=100)])
     nvml = start(fake)
     nvml.do("h = nvmlDeviceGetHandleByIndex(0)")
-    for temp in range(100, 200):
-        fake.write([Gpu(temp=temp)])
-        assert nvml.ask("nvmlDeviceGetTemperature(h, 0)") == temp
+    check_writes(nvml, "nvmlDeviceGetTemperature(h, 0)", lambda temp: fake.write([Gpu(temp=temp)]), range(100, 200))
 
 
 def test_many_threads_see_whole_states(fake: FakeNvml, start: Start) -> None:
     """Eight threads that read while the file changes never see half of a state or another card's values."""
-    fake.write([Gpu(uuid=f"GPU-{i}", total=i, free=i, used=i, reserved=0) for i in range(8)])
+
+    def write(values: Sequence[tuple[int, int]]) -> None:
+        fake.write([Gpu(uuid=f"GPU-{i}", total=v, free=v, used=v, reserved=0) for i, v in values])
+
+    write([(i, i) for i in range(8)])
     nvml = start(fake)
-    nvml.do("hs = [nvmlDeviceGetHandleByUUID(f'GPU-{i}') for i in range(8)]; bad = []; reads = []; stop = False")
-    nvml.do(
-        "def read(i):\n"
-        "    while not stop:\n"
-        "        m = nvmlDeviceGetMemoryInfo(hs[i]); reads.append(i)\n"
-        "        if not (m.total == m.free == m.used and m.total % 8 == i): bad.append((i, m.total, m.free, m.used))\n"
-    )
-    nvml.do("threads = [threading.Thread(target=read, args=(i,), daemon=True) for i in range(8)]")
-    nvml.do("for thread in threads: thread.start()")
-    for step in range(50):
-        values = [(i, 8 * step + i) for i in range(8)]
-        fake.write([Gpu(uuid=f"GPU-{i}", total=v, free=v, used=v, reserved=0) for i, v in values[:: (-1) ** step]])
-        time.sleep(0.002)
-    nvml.do("stop = True\nfor thread in threads: thread.join(5)")
-    assert nvml.ask("[bad, sorted(set(reads))]") == [[], list(range(8))]
+    nvml.do("hs = [nvmlDeviceGetHandleByUUID(f'GPU-{i}') for i in range(8)]")
+    check_whole_states(nvml, "all_fields(nvmlDeviceGetMemoryInfo(hs[i])).values()", write)
 
 
 @pytest.mark.parametrize(
@@ -543,20 +486,12 @@ def test_many_threads_see_whole_states(fake: FakeNvml, start: Start) -> None:
 )
 def test_nonsense_in_the_state_aborts(fake: FakeNvml, start: Start, line: str, complaint: str) -> None:
     """A line that makes no sense ends the process with a message that names the line and what is wrong."""
-    fake.write([], lines=["# a comment", "", line])
-    nvml = start(fake, init=False)
-    with pytest.raises(AssertionError, match=f"state file, line 4: {complaint}"):
-        nvml.ask("nvmlInit()")
-    assert nvml.process.returncode == -signal.SIGABRT
+    check_nonsense(fake, start, "nvmlInit()", line, complaint)
 
 
 def test_writer_refuses_what_would_never_match(fake: FakeNvml) -> None:
     """A rule for a call that does not exist and text that cannot be quoted are errors, and nothing is written."""
-    with pytest.raises(ValueError, match="nvmlDeviceGetMemory'"):
-        fake.write([], lines=["fault nvmlDeviceGetMemory 0 15"])
-    with pytest.raises(ValueError, match="quote"):
-        fake.write([Gpu(name='a "b"')])
-    assert not fake.state_path.exists()
+    check_writer(fake, "nvmlDeviceGetMemory", Gpu(name='a "b"'))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, MOST_EQUAL_CARDS])
@@ -581,12 +516,7 @@ def test_more_equal_cards_than_can_be_told_apart_are_refused() -> None:
 def test_missing_compiler_fails_in_ci_and_skips_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C compiler CI fails with its name, and everywhere else the skip says it."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(CompilerMissingError, match="no C compiler 'cc'"):
-        build_or_skip(tmp_path)
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match="no C compiler 'cc'"):
-        build_or_skip(tmp_path)
+    check_missing(monkeypatch, lambda: build_or_skip(tmp_path), "no C compiler 'cc'", CompilerMissingError)
 
 
 def test_missing_header_names_its_package(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

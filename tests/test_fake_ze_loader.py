@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +13,19 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.fakes.nvml import CompilerMissingError
+from tests.fakes.checks import (
+    Child,
+    check_crash,
+    check_exit,
+    check_hang,
+    check_missing,
+    check_nonsense,
+    check_slow,
+    check_writer,
+    check_writes,
+    starting,
+)
+from tests.fakes.library import CompilerMissingError
 from tests.fakes.ze_loader import (
     CALLS,
     OLD_LOADER_LACKS,
@@ -42,18 +49,20 @@ DEVICE_LOST, UNINITIALIZED, UNSUPPORTED = 0x70000001, 0x78000001, 0x78000003
 INVALID_ARGUMENT, NULL_HANDLE, NULL_POINTER, INVALID_ENUMERATION = 0x78000004, 0x78000005, 0x78000007, 0x7800000C
 
 CHILD = """
-import json, sys, threading, time
 from pyzes import *
 import pyzes
 from pyzes import _PrintableStructure
 
-class Refused(Exception):
+class REFUSAL(Exception):
     pass
+
+def refusal(refused):
+    return refused.args
 
 def ask(call, *arguments):
     code = call(*arguments)
     if code:
-        raise Refused(code)
+        raise REFUSAL(code)
 
 def listed(call, kind, *owner):
     count = c_uint32(0)
@@ -124,16 +133,7 @@ def powers(device):
 
 def energy(handle):
     return filled(zesPowerGetEnergyCounter, handle, zes_power_energy_counter_t)
-
-for line in sys.stdin:
-    mode, source = json.loads(line)
-    try:
-        answer = [None, plain(eval(compile(source, "test", mode)))]
-    except Refused as refused:
-        answer = [*refused.args, None]
-    print(json.dumps(answer), flush=True)
 """
-DEADLINE_SECONDS = 20
 MAX_1550 = Gpu(
     bdf="0000:3b:00.0",
     name="Intel(R) Data Center GPU Max 1550",
@@ -161,34 +161,12 @@ class Refused(NamedTuple):
     code: int
 
 
-class Child:
-    """A Python process in which ``from pyzes import *`` has been done, told what to do one line at a time."""
+class PyzesChild(Child):
+    """A process in which ``from pyzes import *`` has been done."""
 
-    def __init__(self, fake: FakeZeLoader, *, placed: bool) -> None:
-        source = CHILD if placed else REDIRECT.format(library=str(fake.library)) + CHILD
-        command = [sys.executable, "-c", source]
-        self.process = subprocess.Popen(
-            fake.placed(command) if placed else command,
-            env={**os.environ, **fake.environment()},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def ask(self, expression: str, mode: str = "eval") -> object:
-        """What ``expression`` is there, or :class:`Refused`."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps([mode, expression]), file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        assert line, f"the process ended in: {expression}\n{self.end()[1]}"
-        code, value = json.loads(line)
-        return value if code is None else Refused(code)
-
-    def do(self, statement: str) -> None:
-        """Runs a statement that must succeed."""
-        assert self.ask(statement, "exec") is None
+    def __init__(self, fake: FakeZeLoader, *, placed: bool = False) -> None:
+        redirect, within = ("", fake.placed) if placed else (REDIRECT.format(library=str(fake.library)), list)
+        super().__init__(redirect + CHILD, {**os.environ, **fake.environment()}, Refused, within)
 
     def counter(self, expression: str) -> tuple[int, int]:
         """The two numbers of a counter: how far it is, and when."""
@@ -197,13 +175,8 @@ class Child:
         count, stamp = value.values()
         return count, stamp
 
-    def end(self) -> tuple[int, str]:
-        """The exit status and what was written to stderr, once the process has ended by itself."""
-        _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, errors
 
-
-Start = Callable[..., Child]
+Start = Callable[..., PyzesChild]
 
 
 @pytest.fixture(scope="session")
@@ -218,20 +191,7 @@ def fake(tmp_path: Path, library: Path) -> FakeZeLoader:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts children that end with the test, and that are killed if they would not."""
-    with contextlib.ExitStack() as stack:
-
-        def start_child(fake: FakeZeLoader, *, init: bool = True, placed: bool = False) -> Child:
-            child = Child(fake, placed=placed)
-            killer = threading.Timer(DEADLINE_SECONDS, child.process.kill)
-            killer.start()
-            stack.enter_context(child.process)
-            stack.callback(child.process.kill)
-            stack.callback(killer.cancel)
-            if init:
-                child.do("ask(zesInit, 0)")
-            return child
-
+    with starting(PyzesChild, "ask(zesInit, 0)") as start_child:
         yield start_child
 
 
@@ -481,17 +441,17 @@ def test_hanging_call_blocks_its_thread_only(fake: FakeZeLoader, start: Start) -
     gpus = [MAX_1550, dataclasses.replace(MAX_1550, bdf="0000:5e:00.0")]
     fake.write(gpus)
     ze = start(fake)
-    ze.do("a, b = (sensors(d)[0] for d in devices()); seen = []")
-    fake.write(gpus, lines=["hang zesTemperatureGetState 0"])
-    ze.do("thread = threading.Thread(target=lambda: seen.append(celsius(a)), daemon=True)")
-    ze.do("thread.start(); thread.join(0.1)")
-    assert ze.ask("[thread.is_alive(), seen, celsius(b), sensor(a).type]") == [True, [], 41.5, 1]
-    fake.write([dataclasses.replace(MAX_1550, temperatures=(Temperature(celsius=77),)), gpus[1]])
-    ze.do("thread.join(5)")
-    assert ze.ask("[thread.is_alive(), seen]") == [False, [77]]
+    ze.do("a, b = (sensors(d)[0] for d in devices())")
+    check_hang(
+        ze,
+        "celsius(a)",
+        hang=lambda: fake.write(gpus, lines=["hang zesTemperatureGetState 0"]),
+        others={"celsius(b)": 41.5, "sensor(a).type": 1},
+        free=lambda: fake.write([dataclasses.replace(MAX_1550, temperatures=(Temperature(celsius=77),)), gpus[1]]),
+        then=77,
+    )
     fake.write(gpus, lines=["hang *"])
-    ze.do("thread = threading.Thread(target=devices, daemon=True); thread.start()")
-    assert ze.end() == (0, "")
+    check_exit(ze, "devices")
 
 
 def test_slow_call_takes_its_time_and_a_crash_ends_the_process(fake: FakeZeLoader, start: Start) -> None:
@@ -500,13 +460,8 @@ def test_slow_call_takes_its_time_and_a_crash_ends_the_process(fake: FakeZeLoade
     fake.write([MAX_1550], lines=rules)
     ze = start(fake)
     ze.do("(d,) = devices()")
-    for call, at_least, below in (("sensor", 0.0, 0.3), ("celsius", 0.3, 5.0)):
-        begin = time.monotonic()
-        ze.ask(f"{call}(sensors(d)[0])")
-        assert at_least <= time.monotonic() - begin < below
-    with pytest.raises(AssertionError, match="the process ended"):
-        ze.ask("activity(engines(d)[0])")
-    assert ze.process.returncode == -signal.SIGSEGV
+    check_slow(ze, quick="sensor(sensors(d)[0])", slow="celsius(sensors(d)[0])", seconds=0.3)
+    check_crash(ze, "activity(engines(d)[0])")
 
 
 def test_handles_stay_with_their_device(fake: FakeZeLoader, start: Start) -> None:
@@ -529,9 +484,11 @@ def test_each_write_is_seen_by_the_next_call(fake: FakeZeLoader, start: Start) -
     fake.write([MAX_1550])
     ze = start(fake)
     ze.do("hot = sensors(devices()[0])[0]")
-    for temperature in range(100, 150):
-        fake.write([Gpu(bdf=MAX_1550.bdf, temperatures=(Temperature(celsius=temperature),))])
-        assert ze.ask("celsius(hot)") == temperature
+
+    def write(celsius: int) -> None:
+        fake.write([Gpu(bdf=MAX_1550.bdf, temperatures=(Temperature(celsius=celsius),))])
+
+    check_writes(ze, "celsius(hot)", write, range(100, 150))
 
 
 def test_counters_move_at_their_rate(fake: FakeZeLoader, start: Start) -> None:
@@ -608,11 +565,7 @@ def test_record_holds_every_call(fake: FakeZeLoader, start: Start) -> None:
 )
 def test_nonsense_in_the_state_aborts(fake: FakeZeLoader, start: Start, line: str, complaint: str) -> None:
     """A line that makes no sense ends the process with a message that names the line and what is wrong."""
-    fake.write([], lines=["# a comment", "", line])
-    ze = start(fake, init=False)
-    with pytest.raises(AssertionError, match=f"state file, line 4: {complaint}"):
-        ze.ask("zesInit(0)")
-    assert ze.process.returncode == -signal.SIGABRT
+    check_nonsense(fake, start, "zesInit(0)", line, complaint)
 
 
 @pytest.mark.parametrize(
@@ -631,12 +584,7 @@ def test_lines_that_do_not_fit_abort(fake: FakeZeLoader, start: Start, lines: li
 
 def test_writer_refuses_what_would_never_match(tmp_path: Path) -> None:
     """A rule for a call that does not exist and text that cannot be quoted are errors, and nothing is written."""
-    fake = FakeZeLoader(tmp_path, tmp_path / SONAME)
-    with pytest.raises(ValueError, match="zesDeviceGetName"):
-        fake.write([], lines=["fault zesDeviceGetName 0 15"])
-    with pytest.raises(ValueError, match="quote"):
-        fake.write([Gpu(name='a "b"')])
-    assert not fake.state_path.exists()
+    check_writer(FakeZeLoader(tmp_path, tmp_path / SONAME), "zesDeviceGetName", Gpu(name='a "b"'))
 
 
 def test_pyzes_finds_the_placed_library_by_itself(fake: FakeZeLoader, start: Start) -> None:
@@ -667,9 +615,5 @@ def test_what_is_missing_fails_in_ci_and_skips_elsewhere(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     found = None if missing == "pyzes" else object()
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: found)
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises((pytest.fail.Exception, CompilerMissingError), match=words):
-        attempt()
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match=words):
-        attempt()
+    failure = CompilerMissingError if missing == "compiler" else pytest.fail.Exception
+    check_missing(monkeypatch, attempt, words, failure)

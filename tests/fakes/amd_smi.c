@@ -29,21 +29,7 @@
  * the real one writes past the end of what the binding gave it. All symbols that are not here come from
  * amd_smi_stubs.h, which amd_smi.py makes; they answer NOT_SUPPORTED.
  */
-#define _GNU_SOURCE
-#include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
+#include "state.h"
 
 /* ---- AMD's types, as the binding has them; tests/test_fake_amd_smi.py compares the two ---- */
 
@@ -110,8 +96,10 @@ typedef struct {
 
 /* ---- the state ---- */
 
-enum { TEXT = STRING, MAX_GPUS = 128, MAX_RULES = 128, MAX_HANDLES = 4096 };
-enum { POLL_MS = 20, ANYWHERE = -1, NO_GPU = -2, UNKNOWN_16 = 0xffff };
+static const Fake fake = {.name = "amd smi", .variable = "FAKE_AMD_SMI_STATE", .own_rule = "lie"};
+
+enum { TEXT = STRING, MAX_GPUS = 128, MAX_HANDLES = 4096, UNKNOWN_16 = 0xffff };
+#define LIE OWN
 
 /* The keys that hold text come first; from VENDOR_ID on all are numbers. */
 #define KEYS_OF(_)                                                                                                     \
@@ -125,10 +113,7 @@ enum { POLL_MS = 20, ANYWHERE = -1, NO_GPU = -2, UNKNOWN_16 = 0xffff };
 #define KEY_SYMBOL(symbol, name) symbol,
 #define KEY_NAME(symbol, name) #name,
 enum key { KEYS_OF(KEY_SYMBOL) KEYS };
-static const char *const key_names[KEYS] = {KEYS_OF(KEY_NAME)};
-
-enum kind { FAULT, LIE, HANG, SLOW, CRASH, KINDS };
-static const char *const kind_names[KINDS] = {"fault", "lie", "hang", "slow", "crash"};
+static const char *const key_names[] = {KEYS_OF(KEY_NAME) NULL};
 
 typedef struct {
     long n;
@@ -136,20 +121,12 @@ typedef struct {
     char value[KEYS][TEXT];
 } Gpu;
 
-typedef struct {
-    enum kind kind;
-    char call[TEXT];
-    long where;
-    unsigned value;
-} Rule;
-
 static struct {
-    bool present, driver_given;
-    unsigned gpus, rules;
+    bool driver_given;
+    unsigned gpus;
     uint32_t version[3];
     char build[TEXT], driver[TEXT];
     Gpu gpu[MAX_GPUS];
-    Rule rule[MAX_RULES];
 } state;
 
 /* What handles point to. An entry is never freed; it is good while its `session` is the one that is on. */
@@ -165,67 +142,12 @@ typedef struct {
     amdsmi_engine_usage_t last;
 } Processor;
 
-/* Guards all that is static here. Never held while a call hangs or is slow. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Socket sockets[MAX_HANDLES];
 static Processor processors[MAX_HANDLES];
-static unsigned socket_count, processor_count, session, line_number;
+static unsigned socket_count, processor_count, session;
 static bool initialized;
 
 /* ---- reading the state file ---- */
-
-/* A state file that makes no sense is a mistake in the test, so the test shall not go on. */
-static void demand(bool fine, const char *otherwise, const char *what) {
-    if (fine)
-        return;
-    fprintf(stderr, "fake amd smi: state file, line %u: %s: %s\n", line_number, otherwise, what);
-    abort();
-}
-
-/* Cuts the next word off, in place. Double quotes keep blanks together and are dropped; # starts a comment. */
-static char *next_word(char **rest) {
-    char *from = *rest + strspn(*rest, " \t\r\n"), *word = from, *end = from;
-    bool quoted = false;
-    if (*from == '\0' || *from == '#')
-        return NULL;
-    for (; *from != '\0' && (quoted || !isspace((unsigned char)*from)); from++) {
-        if (*from == '"')
-            quoted = !quoted;
-        else
-            *end++ = *from;
-    }
-    *rest = from + (*from != '\0');
-    *end = '\0';
-    return word;
-}
-
-static char *need_word(char **rest) {
-    char *word = next_word(rest);
-    demand(word != NULL, "a word is missing", "at the end");
-    return word;
-}
-
-static void keep(char *to, const char *from, size_t size) {
-    demand(strlen(from) < size, "too long", from);
-    strcpy(to, from);
-}
-
-/* Any 64 bits: a negative number comes back as its two's complement. */
-static uint64_t number(const char *text) {
-    char *end;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 10);
-    demand(end != text && *end == '\0' && errno == 0, "not a number", text);
-    return value;
-}
-
-static int position(const char *word, const char *const words[], int length) {
-    int i = 0;
-    while (i < length && strcmp(words[i], word) != 0)
-        i++;
-    demand(i < length, "unknown word", word);
-    return i;
-}
 
 static uint64_t address(const char *text) {
     uint64_t domain;
@@ -237,10 +159,8 @@ static uint64_t address(const char *text) {
 }
 
 static void parse_pair(Gpu *gpu, char *pair) {
-    char *value = strchr(pair, '=');
-    demand(value != NULL, "not key=value", pair);
-    *value++ = '\0';
-    int key = position(pair, key_names, KEYS);
+    const char *value = value_of(pair);
+    enum key key = (enum key)position(pair, key_names);
     if (key >= VENDOR_ID)
         number(value);
     if (key == BDF)
@@ -272,15 +192,10 @@ static bool can_lie(const char *call) {
 }
 
 static void parse_rule(const char *word, char **rest) {
-    demand(state.rules < MAX_RULES, "too many rules", word);
-    Rule *rule = &state.rule[state.rules++];
-    rule->kind = (enum kind)position(word, kind_names, KINDS);
-    keep(rule->call, need_word(rest), TEXT);
+    Rule *rule = new_rule(word);
+    keep(rule->call, need_word(rest), WORD);
     demand(rule->kind != LIE || can_lie(rule->call), "a call that does not lie", rule->call);
-    const char *where = need_word(rest);
-    rule->where = strcmp(where, "*") == 0 ? ANYWHERE : (long)number(where);
-    if (rule->kind == FAULT || rule->kind == SLOW)
-        rule->value = (unsigned)number(need_word(rest));
+    parse_where(rule, rest);
 }
 
 static void set_version(uint32_t major, uint32_t minor, uint32_t release, const char *build) {
@@ -297,81 +212,38 @@ static void parse_version(char **rest) {
     set_version(part[0], part[1], part[2], need_word(rest));
 }
 
-static void parse_line(char *rest) {
-    const char *word = next_word(&rest);
-    if (word == NULL)
-        return;
-    if (strcmp(word, "version") == 0)
-        parse_version(&rest);
-    else if (strcmp(word, "driver") == 0) {
-        keep(state.driver, need_word(&rest), TEXT);
+static void parse_words(const char *first, char **rest) {
+    if (strcmp(first, "version") == 0)
+        parse_version(rest);
+    else if (strcmp(first, "driver") == 0) {
+        keep(state.driver, need_word(rest), TEXT);
         state.driver_given = true;
-    } else if (strcmp(word, "gpu") == 0)
-        parse_gpu(&rest);
+    } else if (strcmp(first, "gpu") == 0)
+        parse_gpu(rest);
     else
-        parse_rule(word, &rest);
-    word = next_word(&rest);
-    demand(word == NULL, "one word too many", word);
+        parse_rule(first, rest);
 }
 
-static void forget(void) {
+static void start_over(void) {
     memset(&state, 0, sizeof state);
     set_version(26, 0, 2, "26.0.2");
 }
 
-static void parse(FILE *file) {
-    char *line = NULL;
-    size_t size = 0;
-    forget();
-    state.present = true;
-    for (line_number = 1; getline(&line, &size, file) != -1; line_number++)
-        parse_line(line);
-    free(line);
-}
-
-static bool same_file(const struct stat *one, const struct stat *other) {
-    return one->st_ino == other->st_ino && one->st_size == other->st_size &&
-           one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
-}
-
-static void refresh(void) {
-    static struct stat seen;
-    struct stat now;
-    const char *path = getenv("FAKE_AMD_SMI_STATE");
-    if (path != NULL && state.present && stat(path, &now) == 0 && same_file(&seen, &now))
-        return;
-    FILE *file = path == NULL ? NULL : fopen(path, "re");
-    if (file == NULL) {
-        forget();
-        return;
-    }
-    fstat(fileno(file), &seen); /* of the file that is parsed here, which may be newer than what stat saw */
-    parse(file);
-    fclose(file);
-}
+static void complete(void) {}
 
 /* ---- finding what a call is about; with the lock held ---- */
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        amdsmi_status_t status_ = (call);                                                                              \
-        if (status_ != SUCCESS)                                                                                        \
-            return status_;                                                                                            \
-    } while (0)
-
-typedef struct {
+struct Found {
     Gpu gpu;
     bool lie;
-} Found;
+};
 
-typedef amdsmi_status_t Finder(const void *wanted, Found *found);
-
-static amdsmi_status_t the_system(const void *wanted, Found *found) {
+static Code the_system(const void *wanted, Found *found) {
     (void)wanted, (void)found;
     return SUCCESS;
 }
 
-static amdsmi_status_t by_socket(const void *wanted, Found *found) {
+static Code by_socket(const void *wanted, Found *found) {
     (void)found;
     for (unsigned i = 0; i < socket_count; i++)
         if (&sockets[i] == wanted && sockets[i].session == session)
@@ -379,7 +251,7 @@ static amdsmi_status_t by_socket(const void *wanted, Found *found) {
     return INVAL;
 }
 
-static amdsmi_status_t by_processor(const void *wanted, Found *found) {
+static Code by_processor(const void *wanted, Found *found) {
     for (unsigned i = 0; i < processor_count; i++) {
         if (&processors[i] != wanted || processors[i].session != session)
             continue;
@@ -416,33 +288,7 @@ static void look_for_gpus(void) {
 
 /* ---- what every call goes through ---- */
 
-typedef struct {
-    bool hang, crash;
-    unsigned slow_ms;
-    amdsmi_status_t status;
-} Verdict;
-
-static const Rule *rule_for(enum kind kind, const char *call, long n) {
-    for (unsigned i = 0; i < state.rules; i++) {
-        const Rule *rule = &state.rule[i];
-        bool here = rule->where == ANYWHERE || rule->where == n;
-        if (rule->kind == kind && here && (strcmp(rule->call, "*") == 0 || strcmp(rule->call, call) == 0))
-            return rule;
-    }
-    return NULL;
-}
-
-static void record(const char *call) {
-    char line[TEXT];
-    const char *path = getenv("FAKE_AMD_SMI_RECORD");
-    if (path == NULL)
-        return;
-    int length = snprintf(line, TEXT, "%s\n", call);
-    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    bool written = file >= 0 && write(file, line, (size_t)length) == length; /* at once: lines do not mix */
-    demand(written, "the record cannot be written", path);
-    close(file);
-}
+static void record(const char *call) { record_call(getenv("FAKE_AMD_SMI_RECORD"), call, ""); }
 
 /* These speak of the library only, so they answer before init and without a driver. */
 static bool needs_nothing(const char *call) {
@@ -450,58 +296,31 @@ static bool needs_nothing(const char *call) {
            strcmp(call, "amdsmi_status_code_to_string") == 0;
 }
 
-static amdsmi_status_t answer(const char *call, long n, amdsmi_status_t found) {
+static Code answer(const char *call, long n, Code found) {
     const Rule *fault = rule_for(FAULT, call, n);
     if (!initialized && !needs_nothing(call) && strcmp(call, "amdsmi_init") != 0)
         return NOT_INIT;
-    if (!state.present && !needs_nothing(call))
+    if (!present && !needs_nothing(call))
         return DRIVER_NOT_LOADED;
-    return fault == NULL ? found : fault->value;
+    return fault == NULL ? found : (amdsmi_status_t)fault->value;
 }
 
-static Verdict judge(const char *call, Finder *find, const void *wanted, Found *found) {
-    pthread_mutex_lock(&lock);
-    refresh();
-    memset(found, 0, sizeof *found);
-    found->gpu.n = NO_GPU;
-    amdsmi_status_t status = find(wanted, found);
-    const long n = found->gpu.n;
-    const Rule *slow = rule_for(SLOW, call, n);
-    found->lie = rule_for(LIE, call, n) != NULL;
-    Verdict verdict = {.hang = rule_for(HANG, call, n) != NULL,
-                       .crash = rule_for(CRASH, call, n) != NULL,
-                       .slow_ms = slow == NULL ? 0 : slow->value,
-                       .status = answer(call, n, status)};
-    pthread_mutex_unlock(&lock);
-    return verdict;
+static Verdict look(const char *call, Finder *find, const void *wanted, Found *found, bool first) {
+    (void)first; /* it is recorded already */
+    *found = (Found){.gpu.n = NOWHERE};
+    Code code = find(wanted, found);
+    found->lie = rule_for(LIE, call, found->gpu.n) != NULL;
+    return verdict_on(call, found->gpu.n, answer(call, found->gpu.n, code));
 }
 
-/* usleep would end at the first signal. */
-static void pause_ms(unsigned ms) {
-    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
-    while (nanosleep(&left, &left) == -1 && errno == EINTR)
-        continue;
-}
-
-/* Does to the call what the state says and finds what it is about: a copy, which needs no lock. */
-static amdsmi_status_t enter(const char *call, Finder *find, const void *wanted, Found *found) {
+/* Records the call even where the state makes no sense. */
+static Code begin(const char *call, Finder *find, const void *wanted, Found *found) {
     record(call);
-    Verdict verdict = judge(call, find, wanted, found);
-    if (verdict.slow_ms > 0) {
-        pause_ms(verdict.slow_ms);
-        verdict = judge(call, find, wanted, found);
-    }
-    while (verdict.hang) {
-        pause_ms(POLL_MS);
-        verdict = judge(call, find, wanted, found);
-    }
-    if (verdict.crash)
-        raise(SIGSEGV);
-    return verdict.status;
+    return enter(call, find, wanted, found);
 }
 
 static amdsmi_status_t on(const char *call, Finder *find, const void *wanted, const void *out, Found *found) {
-    TRY(enter(call, find, wanted, found));
+    TRY(begin(call, find, wanted, found));
     return out == NULL ? INVAL : SUCCESS;
 }
 
@@ -518,7 +337,7 @@ static uint64_t value(const Found *found, enum key key) { return number(found->g
 
 static int stub(const char *call) {
     Found found;
-    TRY(enter(call, the_system, NULL, &found));
+    TRY(begin(call, the_system, NULL, &found));
     return NOT_SUPPORTED;
 }
 
@@ -534,7 +353,7 @@ static int stub(const char *call) {
 
 CALL(amdsmi_init, uint64_t flags) {
     Found found;
-    TRY(enter(__func__, the_system, NULL, &found));
+    TRY(begin(__func__, the_system, NULL, &found));
     if ((flags & INIT_AMD_GPUS) == 0)
         return NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
@@ -548,7 +367,7 @@ CALL(amdsmi_init, uint64_t flags) {
 /* Inits are not counted: one shutdown ends them all, and one more does no harm. */
 CALL(amdsmi_shut_down, void) {
     Found found;
-    TRY(enter(__func__, the_system, NULL, &found));
+    TRY(begin(__func__, the_system, NULL, &found));
     pthread_mutex_lock(&lock);
     initialized = false;
     session++;

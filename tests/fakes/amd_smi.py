@@ -10,19 +10,33 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import re
-import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from tests.fakes import library
+from tests.fakes.library import BuildError, MissingError
 
+__all__ = [
+    "CALLS",
+    "GIB",
+    "LAYOUT",
+    "SONAME",
+    "SOURCE",
+    "BuildError",
+    "FakeAmdSmi",
+    "Gpu",
+    "MissingError",
+    "Version",
+    "build",
+    "build_or_skip",
+    "symbols",
+]
+
+NAME = "pretend AMD SMI"
 SONAME = "libamd_smi.so"
 SOURCE = Path(__file__).with_name("amd_smi.c")
 CALLS = frozenset(re.findall(r"^(?:MEMORY_)?CALL\((amdsmi_\w+)", SOURCE.read_text(), re.MULTILINE))
@@ -30,18 +44,6 @@ CALLS = frozenset(re.findall(r"^(?:MEMORY_)?CALL\((amdsmi_\w+)", SOURCE.read_tex
 
 LAYOUT = "fake_amd_smi_layout"
 GIB = 1 << 30
-
-
-class BuildError(RuntimeError):
-    """The pretend library could not be built; the message names what is missing or what the compiler said.
-
-    BuildError
-    └── MissingError
-    """
-
-
-class MissingError(BuildError):
-    """There is no C compiler, or no ``amdsmi``."""
 
 
 @functools.cache
@@ -59,41 +61,25 @@ def symbols() -> frozenset[str]:
 
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """``directory/lib/libamd_smi.so``, now there without the symbols ``without``: what an older library lacks."""
-    if unknown := sorted(set(without) - symbols()):
-        raise ValueError(f"the pretend AMD SMI has no {', '.join(unknown)} to leave out")
-    target = directory / "lib" / SONAME
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = target.with_suffix(".new")
+    library.check_known(NAME, without, symbols())
+    cc = library.compiler()
     with tempfile.TemporaryDirectory() as scratch:
-        _compile(made, Path(scratch), symbols() - set(without))
-    made.replace(target)  # writing into a library that a process has mapped would crash it
-    return target
+        switches = [*library.shared(SONAME), *_linked(Path(scratch), symbols() - set(without))]
+        return library.compiled(cc, SOURCE, directory / "lib" / SONAME, switches)
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; without a C compiler or ``amdsmi`` the test is skipped, saying so, or fails if ``CI=true``."""
-    try:
-        return build(directory, without)
-    except MissingError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"no pretend AMD SMI: {error}")
+    return library.built_or_skipped(NAME, lambda: build(directory, without))
 
 
-def _compile(target: Path, scratch: Path, exported: frozenset[str]) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise MissingError("no C compiler 'cc' on PATH (Debian: apt-get install gcc libc6-dev)")
+def _linked(scratch: Path, exported: frozenset[str]) -> list[str]:
+    """The switches that build in all stubs, from a file in ``scratch``, and show only what is ``exported``."""
     stubs = "".join(f"STUB({symbol})\n" for symbol in sorted(symbols() - CALLS))
     (scratch / "amd_smi_stubs.h").write_text(stubs)
     script = scratch / "exported.map"
     script.write_text(f"{{ global: {'; '.join(sorted(exported | {LAYOUT}))}; local: *; }};\n")
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", f"-I{scratch}"]
-    linking = [f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={script}"]
-    command = [compiler, *flags, *linking, "-o", str(target), str(SOURCE)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise BuildError(f"{compiler} cannot build {SOURCE.name}:\n{result.stderr}")
+    return [f"-I{scratch}", f"-Wl,--version-script={script}"]
 
 
 class Version(NamedTuple):
@@ -141,14 +127,15 @@ class Gpu:
     power: int | None = None
 
 
-class FakeAmdSmi:
-    """The state file and the record in ``directory``, for the ``library`` that :func:`build` made."""
+class FakeAmdSmi(library.RecordedState):
+    """The state file and the record in ``directory``, for the ``library`` that :func:`build` made.
+
+    Once the file is removed every call but shutdown and those about the library answers DRIVER_NOT_LOADED.
+    """
 
     def __init__(self, directory: Path, library: Path) -> None:
+        super().__init__(directory / "amd_smi.state")
         self.root = library.parent.parent
-        self.state_path = directory / "amd_smi.state"
-        self.record_path = directory / "amd_smi.record"
-        self._last_written = 0
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``.
@@ -171,46 +158,18 @@ class FakeAmdSmi:
         lines: Sequence[str] = (),
     ) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        text = [*_head(driver, version), *_gpus(gpus), *(_checked(line) for line in lines), ""]
-        new = self.state_path.with_suffix(".new")
-        new.write_text("\n".join(text), encoding="utf-8", errors="surrogateescape")
-        # Clocks of file systems tick in milliseconds, and a freed inode comes back: only this tells two writes apart.
-        self._last_written = max(time.time_ns(), self._last_written + 1)
-        os.utime(new, ns=(self._last_written, self._last_written))
-        new.replace(self.state_path)
-
-    def remove(self) -> None:
-        """Takes the driver away: every call but shutdown and those about the library answers DRIVER_NOT_LOADED."""
-        self.state_path.unlink(missing_ok=True)
-
-    def record(self) -> list[str]:
-        """The symbol of every call there was, in order; of all programs that had this environment."""
-        return self.record_path.read_text().splitlines() if self.record_path.exists() else []
+        rules = library.checked(NAME, lines, symbols(), library.RULES | {"lie"})
+        self.put([*_head(driver, version), *_gpus(gpus), *rules])
 
 
 def _head(driver: str | None, version: Version | None) -> Iterator[str]:
     if version is not None:
-        yield f"version {version.major} {version.minor} {version.release} {_quoted(version.build)}"
+        yield f"version {version.major} {version.minor} {version.release} {library.quoted(version.build)}"
     if driver is not None:
-        yield f"driver {_quoted(driver)}"
+        yield f"driver {library.quoted(driver)}"
 
 
 def _gpus(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
-        values = {field.name: getattr(gpu, field.name) for field in fields(gpu) if field.name != "index"}
-        pairs = (f"{key}={_quoted(str(value))}" for key, value in values.items() if value is not None)
-        yield " ".join(["gpu", str(position if gpu.index is None else gpu.index), *pairs])
-
-
-def _quoted(text: str) -> str:
-    if '"' in text or "\n" in text:
-        raise ValueError(f"the state file cannot hold a quote or a line break: {text!r}")
-    return f'"{text}"'
-
-
-def _checked(line: str) -> str:
-    """``line``, unless it is a rule for a call that does not exist, which would silently never match."""
-    kind, call = ([*line.split(), "", ""])[:2]
-    if kind in {"fault", "lie", "hang", "slow", "crash"} and call not in symbols() | {"*"}:
-        raise ValueError(f"the pretend AMD SMI has no call {call!r}: {line}")
-    return line
+        index = position if gpu.index is None else gpu.index
+        yield library.device_line("gpu", index, device=gpu, without={"index"})

@@ -19,32 +19,20 @@
  *
  * -DWITHOUT_<symbol> leaves that symbol out, to play an older driver.
  */
-#define _GNU_SOURCE
-#define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <nvml.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
+#include "state.h"
 
-enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_RULES = 128, MAX_HANDLES = 4096 };
-enum { MIG_SLOTS = 7, POLL_MS = 20, ANYWHERE = -1, NO_CARD = -2, WHOLE = -1 };
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <nvml.h>
+
+static const Fake fake = {.name = "nvml", .variable = "FAKE_NVML_STATE", .own_rule = "lost"};
+
+enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_HANDLES = 4096, MIG_SLOTS = 7, WHOLE = -1 };
+#define LOST OWN
 
 /* The keys that hold text come first; from MINOR on all are numbers. */
 enum key { UUID, PCI, NAME, MIG, MINOR, TOTAL, FREE, USED, RESERVED, UTIL, TEMP, GI, CI, KEYS };
-static const char *const key_names[KEYS] = {"uuid", "pci",      "name", "mig",  "minor", "total", "free",
-                                            "used", "reserved", "util", "temp", "gi",    "ci"};
-
-enum kind { FAULT, HANG, SLOW, CRASH, LOST, KINDS };
-static const char *const kind_names[KINDS] = {"fault", "hang", "slow", "crash", "lost"};
+static const char *const key_names[] = {"uuid", "pci",      "name", "mig",  "minor", "total", "free",
+                                        "used", "reserved", "util", "temp", "gi",    "ci",    NULL};
 
 /* What an nvmlDevice_t points to. An entry is never freed, so that a handle outlives its card, as a real one does. */
 struct nvmlDevice_st {
@@ -52,89 +40,27 @@ struct nvmlDevice_st {
     bool part;
 };
 
-typedef struct {
+/* A card or a part of one. */
+struct Found {
     long card; /* the card's index; of a part, its card's */
     long slot; /* the index among the card's parts, or WHOLE */
     nvmlDevice_t handle;
     bool given[KEYS];
     char value[KEYS][TEXT];
-} Device;
-
-typedef struct {
-    enum kind kind;
-    char call[TEXT];
-    long where;
-    unsigned value;
-} Rule;
+};
+typedef Found Device;
 
 static struct {
-    bool present;
     long count, cards;
-    unsigned devices, rules;
+    unsigned devices;
     char driver[TEXT], log[LONG_TEXT];
     Device device[MAX_DEVICES];
-    Rule rule[MAX_RULES];
 } state;
 
-/* Guards all that is static here. Never held while a call hangs or is slow. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nvmlDevice_st handles[MAX_HANDLES];
-static unsigned handle_count, init_count, line_number;
+static unsigned handle_count, init_count;
 
 /* ---- reading the state file ---- */
-
-/* A state file that makes no sense is a mistake in the test, so the test shall not go on. */
-static void demand(bool fine, const char *otherwise, const char *what) {
-    if (fine)
-        return;
-    fprintf(stderr, "fake nvml: state file, line %u: %s: %s\n", line_number, otherwise, what);
-    abort();
-}
-
-/* Cuts the next word off, in place. Double quotes keep blanks together and are dropped; # starts a comment. */
-static char *next_word(char **rest) {
-    char *from = *rest + strspn(*rest, " \t\r\n"), *word = from, *end = from;
-    bool quoted = false;
-    if (*from == '\0' || *from == '#')
-        return NULL;
-    for (; *from != '\0' && (quoted || !isspace((unsigned char)*from)); from++) {
-        if (*from == '"')
-            quoted = !quoted;
-        else
-            *end++ = *from;
-    }
-    *rest = from + (*from != '\0');
-    *end = '\0';
-    return word;
-}
-
-static char *need_word(char **rest) {
-    char *word = next_word(rest);
-    demand(word != NULL, "a word is missing", "at the end");
-    return word;
-}
-
-static void keep(char *to, const char *from, size_t size) {
-    demand(strlen(from) < size, "too long", from);
-    strcpy(to, from);
-}
-
-/* Any 64 bits: a negative number comes back as its two's complement. */
-static unsigned long long number(const char *text) {
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    demand(end != text && *end == '\0' && errno == 0, "not a number", text);
-    return value;
-}
-
-static int position(const char *word, const char *const words[], int length) {
-    int i = 0;
-    while (i < length && strcmp(words[i], word) != 0)
-        i++;
-    demand(i < length, "unknown word", word);
-    return i;
-}
 
 static nvmlDevice_t handle_for(const char *identity, bool part) {
     for (unsigned i = 0; i < handle_count; i++)
@@ -147,14 +73,12 @@ static nvmlDevice_t handle_for(const char *identity, bool part) {
 }
 
 static void parse_pair(Device *device, char *pair) {
-    char *value = strchr(pair, '=');
-    demand(value != NULL, "not key=value", pair);
-    *value++ = '\0';
-    int key = position(pair, key_names, KEYS);
+    const char *value = value_of(pair);
+    enum key key = (enum key)position(pair, key_names);
     if (key >= MINOR)
         number(value);
     if (key == MIG)
-        position(value, (const char *const[]){"0", "1", "none"}, 3);
+        position(value, (const char *const[]){"0", "1", "none", NULL});
     keep(device->value[key], value, TEXT);
     device->given[key] = true;
 }
@@ -173,80 +97,37 @@ static void parse_device(char **rest, bool part) {
 }
 
 static void parse_rule(const char *word, char **rest) {
-    demand(state.rules < MAX_RULES, "too many rules", word);
-    Rule *rule = &state.rule[state.rules++];
-    rule->kind = (enum kind)position(word, kind_names, KINDS);
-    keep(rule->call, rule->kind == LOST ? "*" : need_word(rest), TEXT);
-    const char *where = need_word(rest);
-    rule->where = strcmp(where, "*") == 0 ? ANYWHERE : (long)number(where);
-    if (rule->kind == FAULT || rule->kind == SLOW)
-        rule->value = (unsigned)number(need_word(rest));
+    Rule *rule = new_rule(word);
+    keep(rule->call, rule->kind == LOST ? "*" : need_word(rest), WORD);
+    parse_where(rule, rest);
 }
 
-static void parse_line(char *rest) {
-    const char *word = next_word(&rest);
-    if (word == NULL)
-        return;
-    if (strcmp(word, "driver") == 0)
-        keep(state.driver, need_word(&rest), TEXT);
-    else if (strcmp(word, "log") == 0)
-        keep(state.log, need_word(&rest), LONG_TEXT);
-    else if (strcmp(word, "count") == 0)
-        state.count = (long)number(need_word(&rest));
-    else if (strcmp(word, "gpu") == 0 || strcmp(word, "mig") == 0)
-        parse_device(&rest, *word == 'm');
+static void parse_words(const char *first, char **rest) {
+    if (strcmp(first, "driver") == 0)
+        keep(state.driver, need_word(rest), TEXT);
+    else if (strcmp(first, "log") == 0)
+        keep(state.log, need_word(rest), LONG_TEXT);
+    else if (strcmp(first, "count") == 0)
+        state.count = (long)number(need_word(rest));
+    else if (strcmp(first, "gpu") == 0 || strcmp(first, "mig") == 0)
+        parse_device(rest, *first == 'm');
     else
-        parse_rule(word, &rest);
-    word = next_word(&rest);
-    demand(word == NULL, "one word too many", word);
+        parse_rule(first, rest);
 }
 
-static void parse(FILE *file) {
-    char *line = NULL;
-    size_t size = 0;
+static void start_over(void) {
     memset(&state, 0, sizeof state);
-    state.present = true;
-    state.count = -1;
-    for (line_number = 1; getline(&line, &size, file) != -1; line_number++)
-        parse_line(line);
-    free(line);
+    state.count = present ? -1 : 0;
+}
+
+static void complete(void) {
     if (state.count < 0)
         state.count = state.cards;
 }
 
-static bool same_file(const struct stat *one, const struct stat *other) {
-    return one->st_ino == other->st_ino && one->st_size == other->st_size &&
-           one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
-}
-
-static void refresh(void) {
-    static struct stat seen;
-    struct stat now;
-    const char *path = getenv("FAKE_NVML_STATE");
-    if (path != NULL && state.present && stat(path, &now) == 0 && same_file(&seen, &now))
-        return;
-    FILE *file = path == NULL ? NULL : fopen(path, "re");
-    if (file == NULL) {
-        memset(&state, 0, sizeof state);
-        return;
-    }
-    fstat(fileno(file), &seen); /* of the file that is parsed here, which may be newer than what stat saw */
-    parse(file);
-    fclose(file);
-}
-
 /* ---- finding what a call is about; with the lock held ---- */
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        nvmlReturn_t code_ = (call);                                                                                   \
-        if (code_ != NVML_SUCCESS)                                                                                     \
-            return code_;                                                                                              \
-    } while (0)
-
 #define EACH(device) for (const Device *device = state.device; device < state.device + state.devices; device++)
-
-typedef nvmlReturn_t Finder(const void *wanted, Device *found);
 
 static nvmlReturn_t take(const Device *device, Device *found, nvmlReturn_t otherwise) {
     if (device == NULL)
@@ -263,7 +144,7 @@ static const Device *at(long card, long slot) {
 }
 
 /* For the calls without a device: the driver's version in place of a name, and the count in place of a slot. */
-static nvmlReturn_t the_system(const void *wanted, Device *found) {
+static Code the_system(const void *wanted, Device *found) {
     (void)wanted;
     strcpy(found->value[NAME], state.driver);
     found->given[NAME] = state.driver[0] != '\0';
@@ -271,7 +152,7 @@ static nvmlReturn_t the_system(const void *wanted, Device *found) {
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t by_handle(const void *wanted, Device *found) {
+static Code by_handle(const void *wanted, Device *found) {
     EACH(device)
         if (device->handle == wanted) {
             *found = *device;
@@ -283,13 +164,13 @@ static nvmlReturn_t by_handle(const void *wanted, Device *found) {
     return NVML_ERROR_INVALID_ARGUMENT; /* a part that is gone, or never a handle */
 }
 
-static nvmlReturn_t by_index(const void *wanted, Device *found) {
+static Code by_index(const void *wanted, Device *found) {
     unsigned index = *(const unsigned *)wanted;
     found->card = index;
     return index < state.count ? take(at(index, WHOLE), found, NVML_ERROR_UNKNOWN) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-static nvmlReturn_t by_uuid(const void *wanted, Device *found) {
+static Code by_uuid(const void *wanted, Device *found) {
     if (wanted == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     EACH(device)
@@ -314,7 +195,7 @@ static bool parse_address(const char *text, Address *to) {
     return fits && text[end] == '\0' && function == 0;
 }
 
-static nvmlReturn_t by_address(const void *wanted, Device *found) {
+static Code by_address(const void *wanted, Device *found) {
     Address want, have;
     if (wanted == NULL || !parse_address(wanted, &want))
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -333,7 +214,7 @@ static bool in_mig_mode(const Device *device) {
     return device->slot == WHOLE && strcmp(device->value[MIG], "1") == 0;
 }
 
-static nvmlReturn_t by_slot(const void *wanted, Device *found) {
+static Code by_slot(const void *wanted, Device *found) {
     const Slot *slot = wanted;
     TRY(by_handle(slot->card, found));
     if (!in_mig_mode(found) || slot->index >= MIG_SLOTS)
@@ -341,7 +222,7 @@ static nvmlReturn_t by_slot(const void *wanted, Device *found) {
     return take(at(found->card, slot->index), found, NVML_ERROR_NOT_FOUND);
 }
 
-static nvmlReturn_t by_part(const void *wanted, Device *found) {
+static Code by_part(const void *wanted, Device *found) {
     TRY(by_handle(wanted, found));
     if (found->slot == WHOLE)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -350,82 +231,30 @@ static nvmlReturn_t by_part(const void *wanted, Device *found) {
 
 /* ---- what every call goes through ---- */
 
-typedef struct {
-    bool hang, crash;
-    unsigned slow_ms;
-    nvmlReturn_t code;
-} Verdict;
-
-static const Rule *rule_for(enum kind kind, const char *call, long card) {
-    for (unsigned i = 0; i < state.rules; i++) {
-        const Rule *rule = &state.rule[i];
-        bool here = rule->where == ANYWHERE || rule->where == card;
-        if (rule->kind == kind && here && (strcmp(rule->call, "*") == 0 || strcmp(rule->call, call) == 0))
-            return rule;
-    }
-    return NULL;
-}
-
 static void log_call(const char *call, long card) {
-    char line[TEXT];
-    if (state.log[0] == '\0')
-        return;
-    int length = card == NO_CARD ? snprintf(line, TEXT, "%s -\n", call) : snprintf(line, TEXT, "%s %ld\n", call, card);
-    int file = open(state.log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    bool written = file >= 0 && write(file, line, (size_t)length) == length; /* at once: lines do not mix */
-    demand(written, "the log cannot be written", state.log);
-    close(file);
+    char about[TEXT] = " -";
+    if (card != NOWHERE)
+        snprintf(about, sizeof about, " %ld", card);
+    record_call(state.log[0] == '\0' ? NULL : state.log, call, about);
 }
 
-static nvmlReturn_t answer(const char *call, long card, nvmlReturn_t found) {
+static Code answer(const char *call, long card, Code found) {
     const Rule *fault = rule_for(FAULT, call, card);
     if (init_count == 0 && strncmp(call, "nvmlInit", strlen("nvmlInit")) != 0)
         return NVML_ERROR_UNINITIALIZED;
-    if (!state.present && strcmp(call, "nvmlShutdown") != 0)
+    if (!present && strcmp(call, "nvmlShutdown") != 0)
         return NVML_ERROR_DRIVER_NOT_LOADED;
     if (fault != NULL)
         return (nvmlReturn_t)fault->value;
     return rule_for(LOST, call, card) == NULL ? found : NVML_ERROR_GPU_IS_LOST;
 }
 
-static Verdict judge(const char *call, Finder *find, const void *wanted, Device *found, bool first) {
-    pthread_mutex_lock(&lock);
-    refresh();
-    memset(found, 0, sizeof *found);
-    found->card = NO_CARD;
-    nvmlReturn_t code = find(wanted, found);
+static Verdict look(const char *call, Finder *find, const void *wanted, Device *found, bool first) {
+    *found = (Device){.card = NOWHERE};
+    Code code = find(wanted, found);
     if (first)
         log_call(call, found->card);
-    const Rule *slow = rule_for(SLOW, call, found->card);
-    Verdict verdict = {.hang = rule_for(HANG, call, found->card) != NULL,
-                       .crash = rule_for(CRASH, call, found->card) != NULL,
-                       .slow_ms = slow == NULL ? 0 : slow->value,
-                       .code = answer(call, found->card, code)};
-    pthread_mutex_unlock(&lock);
-    return verdict;
-}
-
-/* usleep would end at the first signal. */
-static void pause_ms(unsigned ms) {
-    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
-    while (nanosleep(&left, &left) == -1 && errno == EINTR)
-        continue;
-}
-
-/* Does to the call what the state says and finds what it is about: a copy, which needs no lock. */
-static nvmlReturn_t enter(const char *call, Finder *find, const void *wanted, Device *found) {
-    Verdict verdict = judge(call, find, wanted, found, true);
-    if (verdict.slow_ms > 0) {
-        pause_ms(verdict.slow_ms);
-        verdict = judge(call, find, wanted, found, false);
-    }
-    while (verdict.hang) {
-        pause_ms(POLL_MS);
-        verdict = judge(call, find, wanted, found, false);
-    }
-    if (verdict.crash)
-        raise(SIGSEGV);
-    return verdict.code;
+    return verdict_on(call, found->card, answer(call, found->card, code));
 }
 
 enum { CARDS = 1, PARTS = 2, BOTH = CARDS | PARTS };
@@ -484,14 +313,6 @@ static nvmlReturn_t count_inits(const char *call, int change) {
 
 /* ---- the exported calls ---- */
 
-/* EXPORTED(name) hides a symbol when WITHOUT_name is 1, as -DWITHOUT_name makes it: HIDE_1 below then puts "hidden"
- * where "default" would have been. Otherwise HIDE_WITHOUT_name means nothing and is thrown away as the first word. */
-#define HIDE_1 0, "hidden",
-#define PASTE(a, b) a##b
-#define EXPANDED(a, b) PASTE(a, b)
-#define SECOND_OF(first, second, ...) second
-#define SECOND(...) SECOND_OF(__VA_ARGS__)
-#define EXPORTED(name) __attribute__((visibility(SECOND(EXPANDED(HIDE_, WITHOUT_##name) 0, "default", 0))))
 #define CALL(name, ...) EXPORTED(name) nvmlReturn_t name(__VA_ARGS__)
 
 /* How a call begins: FIND, or ON where it has a handle `device` and an `out`. Past it `found` is what it is about. */

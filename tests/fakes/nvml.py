@@ -10,16 +10,32 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import pytest
+from tests.fakes import library
+from tests.fakes.library import BuildError, CompilerMissingError
 
+__all__ = [
+    "CALLS",
+    "GIB",
+    "MIB",
+    "MOST_EQUAL_CARDS",
+    "SONAME",
+    "SOURCE",
+    "BuildError",
+    "CompilerMissingError",
+    "FakeNvml",
+    "Gpu",
+    "Mig",
+    "build",
+    "build_or_skip",
+    "equal_cards",
+]
+
+NAME = "pretend NVML"
 SONAME = "libnvidia-ml.so.1"
 SOURCE = Path(__file__).with_name("nvml.c")
 CALLS = frozenset(re.findall(r"^(?:[A-Z]+_)?(?:CALL|EXPORTED)\((nvml\w+)", SOURCE.read_text(), re.MULTILINE))
@@ -30,48 +46,17 @@ MIB = 1 << 20
 MOST_EQUAL_CARDS = 37
 
 
-class BuildError(RuntimeError):
-    """The pretend library could not be built; the message names what is missing or what the compiler said.
-
-    BuildError
-    └── CompilerMissingError
-    """
-
-
-class CompilerMissingError(BuildError):
-    """There is no C compiler."""
-
-
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """``directory``, which now holds the library without the symbols ``without``: what an older driver lacks."""
-    if unknown := sorted(set(without) - CALLS):
-        raise ValueError(f"the pretend NVML has no {', '.join(unknown)} to leave out")
-    directory.mkdir(parents=True, exist_ok=True)
-    made = directory / f"{SONAME}.new"
-    _compile(made, [f"-DWITHOUT_{symbol}" for symbol in without])
-    made.replace(directory / SONAME)  # writing into a library that a process has mapped would crash it
-    return directory
+    library.check_known(NAME, without, CALLS)
+    cc = library.compiler()
+    switches = [*library.shared(SONAME), f"-I{_header_directory()}", *(f"-DWITHOUT_{symbol}" for symbol in without)]
+    return library.compiled(cc, SOURCE, directory / SONAME, switches).parent
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; where there is no C compiler the test is skipped with the reason, but fails if ``CI=true``."""
-    try:
-        return build(directory, without)
-    except CompilerMissingError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"no pretend NVML: {error}")
-
-
-def _compile(target: Path, switches: Sequence[str]) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise CompilerMissingError("no C compiler 'cc' on PATH (Debian: apt-get install gcc libc6-dev)")
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", f"-Wl,-soname,{SONAME}"]
-    command = [compiler, *flags, *switches, f"-I{_header_directory()}", "-o", str(target), str(SOURCE)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise BuildError(f"{compiler} cannot build {SOURCE.name}:\n{result.stderr}")
+    return library.built_or_skipped(NAME, lambda: build(directory, without))
 
 
 def _header_directory() -> Path:
@@ -121,13 +106,15 @@ class Gpu:
     instances: tuple[Mig, ...] = ()
 
 
-class FakeNvml:
-    """The state file in ``directory``, for the library that :func:`build` put there, or else in ``library``."""
+class FakeNvml(library.StateFile):
+    """The state file in ``directory``, for the library that :func:`build` put there, or else in ``library``.
+
+    Once it is removed every call but ``nvmlShutdown`` answers DRIVER_NOT_LOADED.
+    """
 
     def __init__(self, directory: Path, library: Path | None = None) -> None:
+        super().__init__(directory / "nvml.state")
         self.folder = library or directory
-        self.state_path = directory / "nvml.state"
-        self._last_written = 0
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``."""
@@ -144,17 +131,7 @@ class FakeNvml:
         lines: Sequence[str] = (),
     ) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        text = [*_head(driver, count), *_cards(gpus), *(_checked(line) for line in lines), ""]
-        new = self.state_path.with_suffix(".new")
-        new.write_text("\n".join(text), encoding="utf-8", errors="surrogateescape")
-        # Clocks of file systems tick in milliseconds, and a freed inode comes back: only this tells two writes apart.
-        self._last_written = max(time.time_ns(), self._last_written + 1)
-        os.utime(new, ns=(self._last_written, self._last_written))
-        new.replace(self.state_path)
-
-    def remove(self) -> None:
-        """Takes the driver away: every call but ``nvmlShutdown`` answers DRIVER_NOT_LOADED."""
-        self.state_path.unlink(missing_ok=True)
+        self.put([*_head(driver, count), *_cards(gpus), *library.checked(NAME, lines, CALLS)])
 
 
 def equal_cards(count: int) -> tuple[Gpu, ...]:
@@ -183,7 +160,7 @@ def _equal_card(index: int, count: int) -> Gpu:
 
 def _head(driver: str | None, count: int | None) -> Iterator[str]:
     if driver is not None:
-        yield f"driver {_quoted(driver)}"
+        yield f"driver {library.quoted(driver)}"
     if count is not None:
         yield f"count {count}"
 
@@ -191,26 +168,6 @@ def _head(driver: str | None, count: int | None) -> Iterator[str]:
 def _cards(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield f"gpu {index} {_pairs(gpu)}"
+        yield library.device_line("gpu", index, device=gpu, without={"index", "instances"})
         for part in gpu.instances:
-            yield f"mig {index} {part.index} {_pairs(part)}"
-
-
-def _pairs(device: Gpu | Mig) -> str:
-    keys = [field.name for field in fields(device) if field.name not in {"index", "instances"}]
-    values = {key: getattr(device, key) for key in keys}
-    return " ".join(f"{key}={_quoted(str(value))}" for key, value in values.items() if value is not None)
-
-
-def _quoted(text: str) -> str:
-    if '"' in text or "\n" in text:
-        raise ValueError(f"the state file cannot hold a quote or a line break: {text!r}")
-    return f'"{text}"'
-
-
-def _checked(line: str) -> str:
-    """``line``, unless it is a rule for a call that does not exist, which would silently never match."""
-    kind, call = ([*line.split(), "", ""])[:2]
-    if kind in {"fault", "hang", "slow", "crash"} and call not in CALLS | {"*"}:
-        raise ValueError(f"the pretend NVML has no call {call!r}: {line}")
-    return line
+            yield library.device_line("mig", index, part.index, device=part, without={"index"})

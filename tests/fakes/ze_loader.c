@@ -28,21 +28,7 @@
  *
  * -DWITHOUT_<symbol> leaves that symbol out, to play an older loader; -DLAYOUTS makes a program that prints structs.
  */
-#define _GNU_SOURCE
-#include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
+#include "state.h"
 
 /* ---- what Level Zero defines ---- */
 
@@ -180,8 +166,10 @@ STRUCT(base)
 
 /* ---- what the state file says ---- */
 
-enum { TEXT = 128, MAX_RECORDS = 1024, MAX_RULES = 128, MAX_HANDLES = 4096, POLL_MS = 20 };
-enum { ANYWHERE = -1, NO_GPU = -2 };
+static const Fake fake = {
+    .name = "ze_loader", .variable = "FAKE_ZE_STATE", .hexadecimal = true, .where_optional = true};
+
+enum { TEXT = 128, MAX_RECORDS = 1024, MAX_HANDLES = 4096 };
 
 /* What a line, and a handle, is about. No line is about a DRIVER: they are counted. */
 enum kind { GPU, ENGINE, MEMORY, TEMPERATURE, FREQUENCY, POWER, LINES, DRIVER = LINES, NOTHING };
@@ -266,9 +254,6 @@ static const struct {
                 [ACTUAL] = {"actual", ON_LINE(FREQUENCY), NULL},
                 [REQUEST] = {"request", ON_LINE(FREQUENCY), NULL}};
 
-enum rule_kind { FAULT, HANG, SLOW, CRASH };
-static const char *const rule_names[] = {"fault", "hang", "slow", "crash", NULL};
-
 /* What the caller's handles point to. An entry is never freed, so that a handle outlives what it is about.
  * `from`, `stamp` and `rate` are a moving counter's line; the rest is how far it had come at the time `since`. */
 typedef struct {
@@ -279,7 +264,7 @@ typedef struct {
     double rate, since, grown, passed;
 } Handle;
 
-typedef struct {
+struct Found {
     enum kind kind;
     long gpu, index; /* the GPU's index, and of a part its own */
     Handle *handle;
@@ -287,91 +272,28 @@ typedef struct {
     char text[TEXTS][TEXT];
     uint64_t number[KEYS];
     double real[KEYS];
-} Record;
-
-typedef struct {
-    enum rule_kind kind;
-    char call[TEXT];
-    long where;
-    uint64_t value;
-} Rule;
+};
+typedef Found Record;
 
 static struct {
-    bool present;
     uint64_t drivers;
-    unsigned records, rules;
+    unsigned records;
     Record record[MAX_RECORDS];
-    Rule rule[MAX_RULES];
 } state;
 
-/* Guards all that is static here. Never held while a call hangs or is slow. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Handle handles[MAX_HANDLES];
-static unsigned handle_count, line_number;
+static unsigned handle_count;
 static bool initialized;
 
 #define EACH(it) for (Record *it = state.record; it < state.record + state.records; it++)
 
 /* ---- reading the state file ---- */
 
-/* A state file that makes no sense is a mistake in the test, so the test shall not go on. */
-static void demand(bool fine, const char *otherwise, const char *what) {
-    if (fine)
-        return;
-    fprintf(stderr, "fake ze_loader: state file, line %u: %s: %s\n", line_number, otherwise, what);
-    abort();
-}
-
-/* Cuts the next word off, in place. Double quotes keep blanks together and are dropped; # starts a comment. */
-static char *next_word(char **rest) {
-    char *from = *rest + strspn(*rest, " \t\r\n"), *word = from, *end = from;
-    bool quoted = false;
-    if (*from == '\0' || *from == '#')
-        return NULL;
-    for (; *from != '\0' && (quoted || !isspace((unsigned char)*from)); from++) {
-        if (*from == '"')
-            quoted = !quoted;
-        else
-            *end++ = *from;
-    }
-    *rest = from + (*from != '\0');
-    *end = '\0';
-    return word;
-}
-
-static char *need_word(char **rest) {
-    char *word = next_word(rest);
-    demand(word != NULL, "a word is missing", "at the end");
-    return word;
-}
-
-static void keep(char *to, const char *from, size_t size) {
-    demand(strlen(from) < size, "too long", from);
-    strcpy(to, from);
-}
-
-/* Any 64 bits: a negative number comes back as its two's complement. */
-static uint64_t whole(const char *text) {
-    char *end;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, strncmp(text, "0x", 2) == 0 ? 16 : 10);
-    demand(end != text && *end == '\0' && errno == 0, "not a number", text);
-    return value;
-}
-
 static double fraction(const char *text) {
     char *end;
     double value = strtod(text, &end);
     demand(end != text && *end == '\0', "not a number", text);
     return value;
-}
-
-static unsigned position(const char *word, const char *const words[]) {
-    unsigned i = 0;
-    while (words[i] != NULL && strcmp(words[i], word) != 0)
-        i++;
-    demand(words[i] != NULL, "unknown word", word);
-    return i;
 }
 
 static bool parse_address(const char *text, zes_pci_address_t *to) {
@@ -405,9 +327,7 @@ static void parse_text(Record *record, enum key key, const char *value) {
 }
 
 static void parse_pair(Record *record, char *pair) {
-    char *value = strchr(pair, '=');
-    demand(value != NULL, "not key=value", pair);
-    *value++ = '\0';
+    const char *value = value_of(pair);
     enum key key = 0;
     while (key < KEYS && (strcmp(keys[key].name, pair) != 0 || (keys[key].lines & ON_LINE(record->kind)) == 0))
         key++;
@@ -417,7 +337,7 @@ static void parse_pair(Record *record, char *pair) {
     else if (keys[key].words != NULL)
         record->number[key] = position(value, keys[key].words);
     else if (key < RATE)
-        record->number[key] = whole(value);
+        record->number[key] = number(value);
     else
         record->real[key] = fraction(value);
     demand(key != INTEGRATED || record->number[key] <= 1, "neither 0 nor 1", value);
@@ -434,42 +354,28 @@ static Record *new_record(enum kind kind, long gpu, long index) {
 }
 
 static void parse_record(enum kind kind, char **rest) {
-    long gpu = (long)whole(need_word(rest));
-    Record *record = new_record(kind, gpu, kind == GPU ? gpu : (long)whole(need_word(rest)));
+    long gpu = (long)number(need_word(rest));
+    Record *record = new_record(kind, gpu, kind == GPU ? gpu : (long)number(need_word(rest)));
     for (char *pair = next_word(rest); pair != NULL; pair = next_word(rest))
         parse_pair(record, pair);
 }
 
 static void parse_rule(const char *word, char **rest) {
-    demand(state.rules < MAX_RULES, "too many rules", word);
-    Rule *rule = &state.rule[state.rules++];
-    rule->kind = (enum rule_kind)position(word, rule_names);
-    keep(rule->call, need_word(rest), TEXT);
-    bool valued = rule->kind == FAULT || rule->kind == SLOW;
-    const char *where = valued ? need_word(rest) : next_word(rest), *value = valued ? next_word(rest) : NULL;
-    if (valued && value == NULL) {
-        value = where;
-        where = NULL;
-    }
-    rule->where = where == NULL || strcmp(where, "*") == 0 ? ANYWHERE : (long)whole(where);
-    rule->value = valued ? whole(value) : 0;
+    Rule *rule = new_rule(word);
+    keep(rule->call, need_word(rest), WORD);
+    parse_where(rule, rest);
 }
 
-static void parse_line(char *rest) {
-    const char *word = next_word(&rest);
+static void parse_words(const char *first, char **rest) {
     unsigned kind = 0;
-    if (word == NULL)
-        return;
-    while (kind < LINES && strcmp(line_names[kind], word) != 0)
+    while (kind < LINES && strcmp(line_names[kind], first) != 0)
         kind++;
-    if (strcmp(word, "drivers") == 0)
-        state.drivers = whole(need_word(&rest));
+    if (strcmp(first, "drivers") == 0)
+        state.drivers = number(need_word(rest));
     else if (kind < LINES)
-        parse_record((enum kind)kind, &rest);
+        parse_record((enum kind)kind, rest);
     else
-        parse_rule(word, &rest);
-    word = next_word(&rest);
-    demand(word == NULL, "one word too many", word);
+        parse_rule(first, rest);
 }
 
 /* ---- handles and moving counters ---- */
@@ -538,17 +444,14 @@ static void move_on(Record *copy) {
     copy->number[TIMESTAMP] += (uint64_t)(handle->passed + elapsed);
 }
 
-static void parse(FILE *file) {
-    char *line = NULL;
-    size_t size = 0;
+static void start_over(void) {
     memset(&state, 0, sizeof state);
-    state.present = true;
-    state.drivers = 1;
-    for (line_number = 1; getline(&line, &size, file) != -1; line_number++)
-        parse_line(line);
-    free(line);
+    state.drivers = present ? 1 : 0;
+}
+
+static void complete(void) {
     for (uint64_t driver = 0; driver < state.drivers; driver++)
-        new_record(DRIVER, NO_GPU, (long)driver);
+        new_record(DRIVER, NOWHERE, (long)driver);
     EACH(record) {
         identify(record);
         if ((ON_LINE(record->kind) & COUNTERS) != 0)
@@ -556,132 +459,50 @@ static void parse(FILE *file) {
     }
 }
 
-static bool same_file(const struct stat *one, const struct stat *other) {
-    return one->st_ino == other->st_ino && one->st_size == other->st_size &&
-           one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
-}
-
-static void refresh(void) {
-    static struct stat seen;
-    struct stat now;
-    const char *path = getenv("FAKE_ZE_STATE");
-    if (path != NULL && state.present && stat(path, &now) == 0 && same_file(&seen, &now))
-        return;
-    FILE *file = path == NULL ? NULL : fopen(path, "re");
-    if (file == NULL) {
-        memset(&state, 0, sizeof state);
-        return;
-    }
-    fstat(fileno(file), &seen); /* of the file that is parsed here, which may be newer than what stat saw */
-    parse(file);
-    fclose(file);
-}
-
 /* ---- what every call goes through ---- */
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        ze_result_t code_ = (call);                                                                                    \
-        if (code_ != SUCCESS)                                                                                          \
-            return code_;                                                                                              \
-    } while (0)
+typedef struct {
+    const void *handle;
+    enum kind kind;
+} Wanted;
 
 /* A copy of what a handle of that kind is about, its counters moved on; with the lock held. */
-static ze_result_t find(const void *wanted, enum kind kind, Record *found) {
-    memset(found, 0, sizeof *found);
-    found->gpu = NO_GPU;
-    if (kind == NOTHING)
+static Code by_handle(const void *sought, Record *found) {
+    const Wanted *wanted = sought;
+    if (wanted->kind == NOTHING)
         return SUCCESS;
-    if (wanted == NULL)
+    if (wanted->handle == NULL)
         return INVALID_NULL_HANDLE;
     EACH(record)
-        if (record->handle == wanted && record->kind == kind) {
+        if (record->handle == wanted->handle && record->kind == wanted->kind) {
             *found = *record;
             move_on(found);
             return SUCCESS;
         }
     for (unsigned i = 0; i < handle_count; i++)
-        if (&handles[i] == wanted && handles[i].kind == kind)
+        if (&handles[i] == wanted->handle && handles[i].kind == wanted->kind)
             return DEVICE_LOST;
     return INVALID_ARGUMENT;
 }
 
-typedef struct {
-    bool hang, crash;
-    uint64_t slow_ms;
-    ze_result_t code;
-} Verdict;
-
-static const Rule *rule_for(enum rule_kind kind, const char *call, long gpu) {
-    for (unsigned i = 0; i < state.rules; i++) {
-        const Rule *rule = &state.rule[i];
-        bool here = rule->where == ANYWHERE || rule->where == gpu;
-        if (rule->kind == kind && here && (strcmp(rule->call, "*") == 0 || strcmp(rule->call, call) == 0))
-            return rule;
-    }
-    return NULL;
-}
-
-static void record_call(const char *call) {
-    char line[TEXT];
-    const char *path = getenv("FAKE_ZE_RECORD");
-    if (path == NULL)
-        return;
-    int length = snprintf(line, TEXT, "%s\n", call);
-    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    bool written = file >= 0 && write(file, line, (size_t)length) == length; /* at once: lines do not mix */
-    demand(written, "the record cannot be written", path);
-    close(file);
-}
-
-static ze_result_t answer(const char *call, long gpu, ze_result_t found) {
+static Code answer(const char *call, long gpu, Code found) {
     const Rule *fault = rule_for(FAULT, call, gpu);
-    if (!state.present || (!initialized && strcmp(call, "zesInit") != 0))
+    if (!present || (!initialized && strcmp(call, "zesInit") != 0))
         return UNINITIALIZED;
     return fault == NULL ? found : (ze_result_t)fault->value;
 }
 
-static Verdict judge(const char *call, const void *wanted, enum kind kind, Record *found, bool first) {
-    pthread_mutex_lock(&lock);
-    refresh();
-    ze_result_t code = find(wanted, kind, found);
+static Verdict look(const char *call, Finder *find, const void *wanted, Record *found, bool first) {
+    *found = (Record){.gpu = NOWHERE};
+    Code code = find(wanted, found);
     if (first)
-        record_call(call);
-    const Rule *slow = rule_for(SLOW, call, found->gpu);
-    Verdict verdict = {.hang = rule_for(HANG, call, found->gpu) != NULL,
-                       .crash = rule_for(CRASH, call, found->gpu) != NULL,
-                       .slow_ms = slow == NULL ? 0 : slow->value,
-                       .code = answer(call, found->gpu, code)};
-    pthread_mutex_unlock(&lock);
-    return verdict;
-}
-
-/* usleep would end at the first signal. */
-static void pause_ms(uint64_t ms) {
-    struct timespec left = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
-    while (nanosleep(&left, &left) == -1 && errno == EINTR)
-        continue;
-}
-
-/* Does to the call what the state says and finds what it is about: a copy, which needs no lock. */
-static ze_result_t enter(const char *call, const void *wanted, enum kind kind, Record *found) {
-    Verdict verdict = judge(call, wanted, kind, found, true);
-    if (verdict.slow_ms > 0) {
-        pause_ms(verdict.slow_ms);
-        verdict = judge(call, wanted, kind, found, false);
-    }
-    while (verdict.hang) {
-        pause_ms(POLL_MS);
-        verdict = judge(call, wanted, kind, found, false);
-    }
-    if (verdict.crash)
-        raise(SIGSEGV);
-    return verdict.code;
+        record_call(getenv("FAKE_ZE_RECORD"), call, "");
+    return verdict_on(call, found->gpu, answer(call, found->gpu, code));
 }
 
 /* Enters a call on a handle of that kind that writes to `out`. */
 static ze_result_t on(const char *call, const void *handle, enum kind kind, const void *out, Record *found) {
-    TRY(enter(call, handle, kind, found));
+    TRY(enter(call, by_handle, &(Wanted){handle, kind}, found));
     return out == NULL ? INVALID_NULL_POINTER : SUCCESS;
 }
 
@@ -730,14 +551,6 @@ static void describe(const Record *found, int32_t *type, uint32_t *flags, Bytes 
 
 /* ---- the exported calls ---- */
 
-/* EXPORTED(name) hides a symbol when WITHOUT_name is 1, as -DWITHOUT_name makes it: HIDE_1 below then puts "hidden"
- * where "default" would have been. Otherwise HIDE_WITHOUT_name means nothing and is thrown away as the first word. */
-#define HIDE_1 0, "hidden",
-#define PASTE(a, b) a##b
-#define EXPANDED(a, b) PASTE(a, b)
-#define SECOND_OF(first, second, ...) second
-#define SECOND(...) SECOND_OF(__VA_ARGS__)
-#define EXPORTED(name) __attribute__((visibility(SECOND(EXPANDED(HIDE_, WITHOUT_##name) 0, "default", 0))))
 #define CALL(name, ...) EXPORTED(name) ze_result_t name(__VA_ARGS__)
 
 /* How a call begins: ON where it has a `handle` and an `out`. Past it `found` is what it is about. */
@@ -753,7 +566,7 @@ static void describe(const Record *found, int32_t *type, uint32_t *flags, Bytes 
 
 CALL(zesInit, uint32_t flags) {
     Record found;
-    TRY(enter(__func__, NULL, NOTHING, &found));
+    TRY(enter(__func__, by_handle, &(Wanted){NULL, NOTHING}, &found));
     if (flags > 1)
         return INVALID_ENUMERATION;
     pthread_mutex_lock(&lock);

@@ -13,16 +13,37 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from tests.fakes import library
+from tests.fakes.library import BuildError, CompilerMissingError, fail_in_ci_else_skip
 
-from tests.fakes.nvml import BuildError, CompilerMissingError
+__all__ = [
+    "CALLS",
+    "OLD_LOADER_LACKS",
+    "PYZES_PATH",
+    "REDIRECT",
+    "SONAME",
+    "SOURCE",
+    "BuildError",
+    "CompilerMissingError",
+    "Engine",
+    "FakeZeLoader",
+    "Frequency",
+    "Gpu",
+    "Memory",
+    "Power",
+    "Temperature",
+    "build",
+    "build_or_skip",
+    "fail_in_ci_else_skip",
+    "layouts",
+    "place_or_skip",
+]
 
+NAME = "pretend loader"
 SONAME = "libze_loader.so.1"
 PYZES_PATH = Path("/usr/lib/x86_64-linux-gnu") / SONAME
 SOURCE = Path(__file__).with_name("ze_loader.c")
@@ -45,53 +66,26 @@ _PLACE = 'mount -t overlay overlay -o "lowerdir=$1:$2" "$2" && shift 2 && exec "
 
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """The library, now in ``directory``, without the symbols ``without``: what an older loader lacks."""
-    if unknown := sorted(set(without) - CALLS):
-        raise ValueError(f"the pretend loader has no {', '.join(unknown)} to leave out")
-    shared = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
-    return _compile(directory / SONAME, [*shared, *(f"-DWITHOUT_{symbol}" for symbol in without)])
+    library.check_known(NAME, without, CALLS)
+    switches = [*library.shared(SONAME), *(f"-DWITHOUT_{symbol}" for symbol in without)]
+    return library.compiled(library.compiler(), SOURCE, directory / SONAME, switches)
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; without a C compiler or pyzes the test is skipped with the reason, but fails if ``CI=true``."""
     if importlib.util.find_spec("pyzes") is None:
         fail_in_ci_else_skip("no pretend Level Zero loader: no pyzes to load it (pip install pyzes)")
-    try:
-        return build(directory, without)
-    except CompilerMissingError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"no pretend Level Zero loader: {error}")
-
-
-def fail_in_ci_else_skip(reason: str) -> NoReturn:
-    """Ends the test: where ``CI=true`` nothing may go untested."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return library.built_or_skipped("pretend Level Zero loader", lambda: build(directory, without))
 
 
 def layouts(directory: Path) -> dict[str, dict[str, tuple[int, int]]]:
     """For each struct of the C side its members' offsets and sizes; its own size stands under ``-``."""
-    program = _compile(directory / "layouts", ["-DLAYOUTS"])
+    program = library.compiled(library.compiler(), SOURCE, directory / "layouts", ["-DLAYOUTS"])
     output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for struct, member, offset, size in map(str.split, output.splitlines()):
         found.setdefault(struct, {})[member] = (int(offset), int(size))
     return found
-
-
-def _compile(target: Path, switches: Sequence[str]) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise CompilerMissingError("no C compiler 'cc' on PATH (Debian: apt-get install gcc libc6-dev)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = target.with_name(f"{target.name}.new")
-    command = [compiler, "-O1", "-Wall", "-Werror", "-pthread", *switches, "-o", str(made), str(SOURCE)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise BuildError(f"{compiler} cannot build {SOURCE.name}:\n{result.stderr}")
-    made.replace(target)  # writing into a library that a process has mapped would crash it
-    return target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +172,16 @@ _PARTS = {
 }
 
 
-class FakeZeLoader:
-    """The state file and the record in ``directory``, for the file ``library`` that :func:`build` made."""
+class FakeZeLoader(library.RecordedState):
+    """The state file and the record in ``directory``, for the file ``library`` that :func:`build` made.
+
+    Once the file is removed every call answers UNINITIALIZED.
+    """
 
     def __init__(self, directory: Path, library: Path) -> None:
+        super().__init__(directory / "ze_loader.state")
         self.library = library
-        self.state_path = directory / "ze_loader.state"
-        self.record_path = directory / "ze_loader.record"
         self._overlay = directory / "ze_loader.overlay"
-        self._last_written = 0
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs, to be laid over ``os.environ``."""
@@ -205,21 +200,7 @@ class FakeZeLoader:
 
     def write(self, gpus: Sequence[Gpu], *, drivers: int = 1, lines: Sequence[str] = ()) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        text = [f"drivers {drivers}", *_devices(gpus), *(_checked(line) for line in lines), ""]
-        new = self.state_path.with_suffix(".new")
-        new.write_text("\n".join(text), encoding="utf-8")
-        # Clocks of file systems tick in milliseconds, and a freed inode comes back: only this tells two writes apart.
-        self._last_written = max(time.time_ns(), self._last_written + 1)
-        os.utime(new, ns=(self._last_written, self._last_written))
-        new.replace(self.state_path)
-
-    def remove(self) -> None:
-        """Takes the drivers away: every call answers UNINITIALIZED."""
-        self.state_path.unlink(missing_ok=True)
-
-    def record(self) -> list[str]:
-        """The symbols called so far, by all programs, one for each call."""
-        return self.record_path.read_text().splitlines() if self.record_path.exists() else []
+        self.put([f"drivers {drivers}", *_devices(gpus), *library.checked(NAME, lines, CALLS)])
 
 
 def place_or_skip(fake: FakeZeLoader) -> None:
@@ -236,28 +217,7 @@ def place_or_skip(fake: FakeZeLoader) -> None:
 def _devices(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield f"gpu {index} {_pairs(gpu)}"
+        yield library.device_line("gpu", index, device=gpu, without={"index", *_PARTS.values()})
         for word, parts in _PARTS.items():
             for number, part in enumerate(getattr(gpu, parts)):
-                yield f"{word} {index} {number} {_pairs(part)}"
-
-
-def _pairs(line: Gpu | Engine | Memory | Temperature | Frequency | Power) -> str:
-    keys = [field.name for field in fields(line) if field.name not in {"index", *_PARTS.values()}]
-    values = {key: getattr(line, key) for key in keys}
-    return " ".join(f"{key}={_quoted(value)}" for key, value in values.items() if value is not None)
-
-
-def _quoted(value: str | float) -> str:
-    text = str(int(value) if isinstance(value, bool) else value)
-    if '"' in text or "\n" in text:
-        raise ValueError(f"the state file cannot hold a quote or a line break: {text!r}")
-    return f'"{text}"'
-
-
-def _checked(line: str) -> str:
-    """``line``, unless it is a rule for a call that does not exist, which would silently never match."""
-    kind, call = ([*line.split(), "", ""])[:2]
-    if kind in {"fault", "hang", "slow", "crash"} and call not in CALLS | {"*"}:
-        raise ValueError(f"the pretend loader has no call {call!r}: {line}")
-    return line
+                yield library.device_line(word, index, number, device=part, without=())
