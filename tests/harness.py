@@ -174,10 +174,10 @@ class Daemon:
             assert time.monotonic() < until, f"never so: {scrape.samples}\n{self.log}"
             time.sleep(0.1)
 
-    def workers(self) -> list[int]:
-        """Process ids of the daemon's children."""
+    def workers(self, vendor: str = "") -> list[int]:
+        """Process ids of the daemon's children, or of those that read a vendor's cards, which each have one."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
+        return [int(pid) for pid in path.read_text().split() if not vendor or vendor in _arguments(pid)]
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Signal the daemon; its exit status and the seconds that it took."""
@@ -260,6 +260,14 @@ def tool(name: str) -> str:
         assert os.environ.get("CI") != "true", reason
         pytest.skip(reason)
     return path
+
+
+def _arguments(pid: str) -> list[str]:
+    """A process's command line; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 Start = Callable[..., Daemon]

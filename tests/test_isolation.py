@@ -108,9 +108,9 @@ def test_a_hang_in_starting_the_library_is_told_and_ended(nvml: FakeNvml, start:
     nvml.write(equal_cards(2), lines=["hang nvmlInitWithFlags *"])
     daemon = start(nvml.environment(), NAMED + "sampling: {hang_seconds: 1, deadline_seconds: 1, reuse_seconds: 0}")
     assert fault(daemon.scrape()) in ("starting", "hung")
-    (first,) = daemon.workers()
+    (first,) = daemon.workers("nvidia")
     daemon.scrape_until(lambda scrape: fault(scrape) == "hung")
-    daemon.scrape_until(lambda _: daemon.workers() not in ([first], []))
+    daemon.scrape_until(lambda _: daemon.workers("nvidia") not in ([first], []))
     nvml.write(equal_cards(2))
     assert readings(daemon.scrape_until(lambda scrape: not fault(scrape)), "1") == len(READINGS)
 
@@ -134,7 +134,7 @@ def test_a_cycle_that_nobody_waited_for_is_not_served_later(nvml: FakeNvml, star
     cards = equal_cards(2)
     for util in (51, 52, 53):
         daemon.scrape()
-        (worker,) = daemon.workers()
+        (worker,) = daemon.workers("nvidia")
         time.sleep(1)
         os.kill(worker, signal.SIGSTOP)
         assert fault(daemon.scrape(timeout=0.5)) == "hung"
@@ -241,7 +241,7 @@ def test_a_stopped_worker_is_ended_by_the_hang_verdict(nvml: FakeNvml, start: St
     """A worker that does not run costs its vendor, never the page; after the hang verdict another takes over."""
     daemon = start(nvml.environment(), NAMED + "sampling: {hang_seconds: 2, reuse_seconds: 0}")
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     os.kill(worker, signal.SIGSTOP)
     assert fault(daemon.scrape(timeout=1)) == "hung"
     stuck = daemon.scrape(timeout=1)
@@ -249,7 +249,7 @@ def test_a_stopped_worker_is_ended_by_the_hang_verdict(nvml: FakeNvml, start: St
     assert fault(stuck) == "hung"
     healed = daemon.scrape_until(lambda scrape: not fault(scrape), within=25)
     assert readings(healed, "3") == len(READINGS)
-    assert daemon.workers() != [worker]
+    assert daemon.workers("nvidia") != [worker]
 
 
 @pytest.mark.parametrize(
@@ -319,14 +319,14 @@ def test_a_driver_that_stops_serving_is_replaced_by_a_fresh_worker(nvml: FakeNvm
     """When every call fails, the backend is down, nothing stale is shown, and a fresh process takes over afterwards."""
     daemon = start(nvml.environment(), FRESH)
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     nvml.write(equal_cards(4), lines=["fault * * 999"])
     down = daemon.scrape()
     assert fault(down) == "driver-error"
     assert sum(readings(down, index) for index in "0123") == 0
     nvml.write(equal_cards(4))
     daemon.scrape_until(lambda scrape: not fault(scrape))
-    assert daemon.workers() != [worker]
+    assert daemon.workers("nvidia") != [worker]
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ def test_background_sampling_serves_the_last_cycle(nvml: FakeNvml, start: Start)
         hung = daemon.scrape()
     nvml.write(equal_cards(4))
     daemon.scrape_until(lambda scrape: scrape.state(physical_index="0") == "ok", within=3)
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     os.kill(worker, signal.SIGSTOP)
     stopped = daemon.scrape_until(lambda scrape: fault(scrape) in ("hung", "stale"), within=3)
     assert sum(readings(stopped, index) for index in "0123") == 0

@@ -45,7 +45,7 @@ def test_a_reload_with_another_path_starts_another_worker(nvml: FakeNvml, start:
     daemon.config_path.write_text(config_of(nvml.folder / "libnvidia-ml.so.1"))
     daemon.process.send_signal(signal.SIGHUP)
     assert daemon.scrape_until(lambda page: page.of("gpu_exporter_backend_up", vendor="nvidia")[0].value == 1)
-    before = daemon.workers()
+    before = daemon.workers("nvidia")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.scrape()
-    assert daemon.workers() == before
+    assert daemon.workers("nvidia") == before

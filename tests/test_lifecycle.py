@@ -28,13 +28,13 @@ def test_hangup_loads_the_settings_and_keeps_the_worker(nvml: FakeNvml, start: S
     """After SIGHUP the new fleets are served, from the same worker, and the reload series say so."""
     daemon = start(nvml.environment(), ONE)
     assert fleets(daemon) == {("one", "1")}
-    workers = daemon.workers()
+    workers = daemon.workers("nvidia")
     before = daemon.scrape().value("gpu_exporter_config_last_reload_success_timestamp_seconds")
     daemon.config_path.write_text(TWO)
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_for_log(r"(?s)settings loaded.*settings loaded")
     assert fleets(daemon) == {("two", "2")}
-    assert daemon.workers() == workers
+    assert daemon.workers("nvidia") == workers
     scrape = daemon.scrape()
     assert scrape.value("gpu_exporter_config_last_reload_successful") == 1
     assert scrape.value("gpu_exporter_config_last_reload_success_timestamp_seconds") > before
@@ -77,7 +77,7 @@ def test_a_reload_can_drop_and_add_backends(nvml: FakeNvml, start: Start) -> Non
     """A backend that the new settings do not name is ended, its rows go, and another's come."""
     daemon = start(nvml.environment(), "backends: [nvidia]\n")
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     daemon.config_path.write_text("backends: [simulated]\n")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_for_log(r"(?s)settings loaded.*settings loaded")
@@ -85,7 +85,7 @@ def test_a_reload_can_drop_and_add_backends(nvml: FakeNvml, start: Start) -> Non
     assert {sample.labels["vendor"] for sample in scrape.of("gpu_info")} == {"simulated"}
     assert [sample.labels["vendor"] for sample in scrape.of("gpu_exporter_backend_up")] == ["simulated"]
     until = time.monotonic() + 5
-    while worker in daemon.workers():
+    while worker in daemon.workers("nvidia"):
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -95,7 +95,7 @@ def test_stopping_takes_less_than_two_seconds(nvml: FakeNvml, start: Start, numb
     """A stop is clean: status 0, no child left, in under two seconds."""
     daemon = start(nvml.environment())
     daemon.scrape()
-    workers = daemon.workers()
+    workers = daemon.workers("nvidia")
     status, seconds = daemon.stop(number)
     assert status == 0
     assert seconds < 2
@@ -107,7 +107,7 @@ def test_stopping_while_a_card_hangs_and_a_scrape_waits(nvml: FakeNvml, start: S
     """A hanging vendor call and a scrape that waits for it do not hold up the stop."""
     daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0}")
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     nvml.write(equal_cards(4), lines=["hang * *"])
     with socket.create_connection(("127.0.0.1", daemon.port)) as waiting:
         waiting.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -122,7 +122,7 @@ def test_stopping_while_the_worker_is_stopped(nvml: FakeNvml, start: Start) -> N
     """A worker that does not run is ended all the same."""
     daemon = start(nvml.environment())
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     import os
 
     os.kill(worker, signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_a_second_signal_stops_at_once(nvml: FakeNvml, start: Start) -> None:
     """While a stop is under way, another signal ends everything."""
     daemon = start(nvml.environment())
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     import os
 
     os.kill(worker, signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_a_killed_daemon_leaves_no_worker(nvml: FakeNvml, start: Start) -> None:
     """A worker ends when its daemon is gone, whatever ended it."""
     daemon = start(nvml.environment())
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     daemon.stop(signal.SIGKILL)
     until = time.monotonic() + 3
     while Path(f"/proc/{worker}").exists():
@@ -162,7 +162,7 @@ def test_the_parent_maps_no_vendor_library(nvml: FakeNvml, start: Start) -> None
     """The vendor's library is loaded in the worker and never in the parent."""
     daemon = start(nvml.environment())
     daemon.scrape()
-    (worker,) = daemon.workers()
+    (worker,) = daemon.workers("nvidia")
     assert "libnvidia-ml" in Path(f"/proc/{worker}/maps").read_text()
     assert "libnvidia-ml" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
 
@@ -172,7 +172,7 @@ def test_nothing_leaks_over_many_scrapes(nvml: FakeNvml, start: Start) -> None:
     daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0}")
     for _ in range(20):
         daemon.scrape()
-    pids = [daemon.process.pid, *daemon.workers()]
+    pids = [daemon.process.pid, *daemon.workers("nvidia")]
 
     def held() -> list[tuple[int, int]]:
         return [

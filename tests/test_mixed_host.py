@@ -147,10 +147,8 @@ def test_the_page_is_as_every_page_must_be(daemon: Daemon) -> None:
 
 def worker(daemon: Daemon, vendor: str) -> int:
     """The process that reads the vendor's cards."""
-    for pid in daemon.workers():
-        if vendor in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-            return pid
-    raise AssertionError(f"no worker of {vendor}")
+    (pid,) = daemon.workers(vendor)
+    return pid
 
 
 def others_are_whole(page: Scrape, vendor: str) -> bool:
