@@ -36,6 +36,8 @@ from tests.fakes.checks import (
     starting,
 )
 
+pytestmark = pytest.mark.e2e
+
 INVAL, NOT_SUPPORTED, TIMEOUT, RETRY, NOT_FOUND, NOT_INIT, DRIVER_NOT_LOADED = 1, 2, 8, 9, 31, 32, 34
 INSUFFICIENT_SIZE = 41
 

@@ -40,6 +40,8 @@ from tests.fakes.nvml import (
     equal_cards,
 )
 
+pytestmark = pytest.mark.e2e
+
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 1, 2, 3, 6
 DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH, UNKNOWN = 9, 13, 15, 25, 999
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.fakes.sysfs import FakeSys, IntelCard
 
+pytestmark = pytest.mark.e2e
+
 SOURCE = Path(__file__).parent / "fakes" / "drm_query.c"
 GIB = 1 << 30
 
