@@ -29,6 +29,8 @@ _GRACE_SECONDS = 0.03
 _KILL_AFTER_SECONDS = 5.0
 _STEADY_AFTER_SECONDS = 30.0
 _REAP_POLL_SECONDS = 0.01
+_CAUTION = ("--cautious",)
+_CAUTIOUS_AFTER, _DEATHS_WITHIN_SECONDS = 2, 600.0
 # One arena for all lanes: glibc would give each thread its own, at a megabyte or more of resident memory.
 _WORKER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
@@ -88,6 +90,12 @@ class Supervisor:
         self._not_before = 0.0
         self._stopped = False
         self._fault = Fault("starting", "not asked yet")
+        self._deaths: list[float] = []
+
+    @property
+    def cautious(self) -> bool:
+        """Workers are started without what they can do without, since one hung as a whole, or died more than once."""
+        return len(self._deaths) >= _CAUTIOUS_AFTER
 
     async def ask(self, within_seconds: float) -> VendorOutcome:
         """One cycle of the worker: its sample, or the fault that prevents one."""
@@ -179,7 +187,10 @@ class Supervisor:
         try:
             # Blocks for a few milliseconds, and only when a worker starts.
             process = subprocess.Popen(
-                self._arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=_worker_environment()
+                (*self._arguments, *_CAUTION) if self.cautious else self._arguments,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=_worker_environment(),
             )
         except OSError as error:
             ours.close()
@@ -219,6 +230,7 @@ class Supervisor:
             if child.terminated:
                 self._failed(self._fault)
             elif not child.retired:
+                self._died()
                 self._failed(Fault("crashed", _ending(child.process.returncode)), at_once=self._failures == 0)
         if child.pending is not None and not child.pending.done():
             child.pending.cancel()
@@ -228,9 +240,14 @@ class Supervisor:
         if not child.terminated:
             child.terminated = True
             self._fault = Fault("hung", f"ended after {why}")
+            self._died(_CAUTIOUS_AFTER)  # one card that hangs holds up its lane alone: this is the library
             log.warning("worker ended", extra={"fields": {"vendor": self.vendor, "reason": why}})
             child.process.send_signal(signal.SIGTERM)
             asyncio.get_running_loop().call_later(_KILL_AFTER_SECONDS, self._kill, child)
+
+    def _died(self, times: int = 1) -> None:
+        now = time.monotonic()
+        self._deaths = [*(died for died in self._deaths if now - died < _DEATHS_WITHIN_SECONDS), *[now] * times]
 
     @staticmethod
     def _kill(child: _Child) -> None:

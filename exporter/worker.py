@@ -23,7 +23,8 @@ from exporter import backends
 from exporter.backends.base import Backend, Places
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, VendorSample
-from exporter.wire import HEADER, MAX_FRAME_BYTES, Answer, Ask, decode_ask, frame
+from exporter.parent import asks, end_with_the_parent
+from exporter.wire import Answer, Ask, frame
 
 LIBRARY = "library"
 # A driver without persistence takes seconds to start; after this long its start counts as a hang.
@@ -251,6 +252,7 @@ class _Page:
         self.readings: list[Reading] = []
         self.faults: list[Fault] = []
         self.hints: set[Hint] = set()
+        self.pending = False
         self.whole = True
         self.failed = 0
 
@@ -264,10 +266,10 @@ class _Page:
             self.readings += (reading for reading in result.readings if reading.key in known)
             self.faults += result.faults
             self.hints.update(result.hints)
+            self.pending = self.pending or result.pending
             if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
                 state = "lost"
-                # Another driver's card is shown all the same: that it cannot be read is known, and will stay so.
-                self.failed += any(fault.reason != "unsupported" for fault in result.faults)
+                self.failed += 1
         elif isinstance(result, Sleeping):
             state = "asleep"
         else:
@@ -302,6 +304,7 @@ class _Page:
             readings=tuple(self.readings),
             faults=tuple(self.faults),
             hints=tuple(sorted(self.hints)),
+            pending=self.pending,
         )
 
 
@@ -318,26 +321,19 @@ def _fault_of(slot: str, result: Result | None, key: DeviceKey | None) -> Fault:
     return Fault("internal-error", f"{slot}: {type(result).__name__}: {result}", key)
 
 
-def _receive(parent: socket.socket, length: int) -> bytes:
-    """Exactly that many bytes; empty when the parent is gone."""
-    data = bytearray()
-    while len(data) < length:
-        piece = parent.recv(length - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return bytes(data)
-
-
 def listen(parent: socket.socket, events: queue.SimpleQueue[_Event]) -> NoReturn:
     """Put the parent's asks among the events; leave at once when the parent is gone, whatever is being waited for."""
-    while header := _receive(parent, HEADER.size):
-        (length,) = HEADER.unpack(header)
-        body = _receive(parent, length) if length <= MAX_FRAME_BYTES else b""
-        if not body:
-            break
-        events.put(decode_ask(body))
+    for ask in asks(parent):
+        events.put(ask)
     os._exit(0)
+
+
+def _framed(answer: Answer) -> bytes:
+    """The answer, or that it cannot be told: a backend's number of more than 64 bits."""
+    try:
+        return frame(answer)
+    except OverflowError as error:
+        return frame(Answer(answer.cycle, fault=Fault("internal-error", f"an answer cannot be told: {error}")))
 
 
 def serve(backend: Backend, parent: socket.socket) -> None:
@@ -350,7 +346,7 @@ def serve(backend: Backend, parent: socket.socket) -> None:
         event = worker.events.get()
         if isinstance(event, Ask) and event.cycle > answered:
             answer = worker.answer(event)
-            parent.sendall(frame(answer))
+            parent.sendall(_framed(answer))
             answered, final = event.cycle, answer.final
 
 
@@ -361,13 +357,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--path.sysfs", dest="sysfs", default="/sys")
     parser.add_argument("--path.procfs", dest="procfs", default="/proc")
     parser.add_argument("--library", metavar="FILE")
+    parser.add_argument("--cautious", action="store_true")
     options = parser.parse_args(arguments)
+    end_with_the_parent()
     # Control-C at a terminal reaches the whole process group; the parent decides when a worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 0
     try:
         with socket.socket(fileno=os.dup(0)) as parent:
-            places = Places(options.sysfs, options.procfs, options.library)
+            places = Places(options.sysfs, options.procfs, options.library, cautious=options.cautious)
             serve(backends.create(options.vendor, places), parent)
     except OSError:  # the parent went away while being answered
         status = 1

@@ -26,13 +26,15 @@ Note = Callable[[Device], None]
 class Places(NamedTuple):
     """Where sysfs and procfs are mounted, the vendor's library where the settings name one, and the root folder.
 
-    Device files are below the root; they are those of the sysfs only where that is below the root too.
+    Device files are below the root; they are those of the sysfs only where that is below the root too. ``cautious``:
+    the worker before died or hung, so a library that a backend can do without is not loaded.
     """
 
     sysfs: str = "/sys"
     procfs: str = "/proc"
     library: str | None = None
     root: str = "/"
+    cautious: bool = False
 
 
 class Backend(Protocol):

@@ -71,15 +71,16 @@ class Starting:
     Its start opens every card of the vendor, and one that hangs would take along those that can be read without it.
     """
 
-    def __init__(self, name: str, start: Callable[[], None], patience_seconds: float = 1.0) -> None:
-        self._start, self._name, self._patience = start, name, patience_seconds
+    def __init__(self, name: str, start: Callable[[], None], *, cautious: bool, patience_seconds: float = 1.0) -> None:
+        """``cautious``: never start it."""
+        self._start, self._name, self._patience, self._cautious = start, name, patience_seconds, cautious
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
-        self.absent = ""
+        self.absent = f"{name} is not loaded: the worker hung or died with it; a reload tries again" if cautious else ""
 
     def begin(self) -> None:
         """Start it, once; returns when it has started or failed, or when that takes too long to be waited for."""
-        if self._thread is None:
+        if self._thread is None and not self._cautious:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
             self._done.wait(self._patience)

@@ -68,7 +68,7 @@ class Library:
         self._amdsmi: ModuleType
         self._processors: tuple[_Processor, ...] = ()
         self._fits = False
-        self._starting = Starting("amdsmi", self._load)
+        self._starting = Starting("amdsmi", self._load, cautious=places.cautious)
         self._begun = self._outdated = False
 
     def start(self) -> None:

@@ -109,7 +109,7 @@ class Sysman:
         self._parts: dict[tuple[str, _Kind], tuple[_Part, ...]] = {}
         self._meters: dict[str, dict[tuple[int | None, int], Meter]] = {}
         self._silent: set[str] = set()
-        self._starting = Starting("sysman", self._load)
+        self._starting = Starting("sysman", self._load, cautious=places.cautious)
         self._begun = self._knows = False
 
     def start(self) -> None:
