@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from exporter.supervisor import Backoff, Supervisor
 # A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
 _UNEXPECTED = Backoff(first=30.0, most=600.0)
 _LOOK_EVERY_SECONDS = 15.0
+_FIRST_LOOK_SECONDS = 0.2  # else a vendor's first page would lack its row
 _BACKGROUND_KEEPS = 2.5
 
 
@@ -30,17 +32,27 @@ class Source:
         self._sysfs = sysfs
         self._on_bus = False
         self._looked = -math.inf
+        self._look: threading.Thread | None = None
         arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
         named = () if library is None else (f"--library={library}",)
         self.supervisor = Supervisor(vendor, (*arguments, *named), backoff=self._backoff)
 
     def expected(self) -> bool:
-        """Named by the settings, or seen on the bus. Looking reads a file a device, so it is done now and then."""
+        """Named by the settings, or seen on the bus.
+
+        Looking reads a file a device, so it is done now and then, and in a thread: a file that hangs holds up nobody.
+        """
         now = time.monotonic()
-        if not self._on_bus and not self.named and now - self._looked > _LOOK_EVERY_SECONDS:
-            self._looked = now
-            self._on_bus = any(True for _ in pci.cards(self._sysfs, self.vendor))
+        looking = self._look is not None and self._look.is_alive()
+        if not self._on_bus and not self.named and not looking and now - self._looked > _LOOK_EVERY_SECONDS:
+            first, self._looked = self._look is None, now
+            self._look = threading.Thread(target=self._look_at_bus, name=f"bus-{self.vendor}", daemon=True)
+            self._look.start()
+            self._look.join(_FIRST_LOOK_SECONDS if first else 0.0)
         return self.named or self._on_bus
+
+    def _look_at_bus(self) -> None:
+        self._on_bus = any(True for _ in pci.cards(self._sysfs, self.vendor))
 
     def _backoff(self) -> Backoff:
         return Backoff() if self.expected() or self.supervisor.served else _UNEXPECTED
