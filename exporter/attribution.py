@@ -42,6 +42,7 @@ def attribute(
         readings=readings,
         driver_versions={sample.vendor: sample.driver_version for sample in samples},
         incomplete=tuple(sample.vendor for sample in samples if not sample.whole),
+        pending=tuple(sample.vendor for sample in samples if sample.pending),
         mappings=mappings,
         bindings=bindings,
     )
@@ -72,5 +73,5 @@ def _bindings(mappings: Iterable[FleetMapping], inventory: Inventory) -> Iterabl
 def _bindings_of(mapping: FleetMapping, devices: Iterable[Resolved], inventory: Inventory) -> Iterable[Binding]:
     for resolved in devices:
         device = inventory.find(resolved.key)
-        if device is not None:
+        if device is not None and not (resolved.uuid and device.uuid and resolved.uuid != device.uuid):
             yield Binding(mapping.fleet, mapping.runtime, resolved.fleet_index, resolved.evidence, device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +29,16 @@ from exporter.model import (
 Outcome = Inversion | Refusal
 BindingKey = tuple[str, str, str]
 """Fleet name, runtime, vendor (or several, joined by ``+``)."""
-Bound = Mapping[BindingKey, Outcome]
+
+
+class Kept(NamedTuple):
+    """What a fleet is bound to, and the devices that there were then."""
+
+    outcome: Outcome
+    keys: frozenset[DeviceKey]
+
+
+Bound = Mapping[BindingKey, Kept]
 
 
 def bind(
@@ -40,6 +50,8 @@ def bind(
     everyone = Inventory(tuple(device for outcome in outcomes if outcome.sample for device in outcome.sample.devices))
     mappings = []
     for fleet in fleets:
+        if fleet.vendors is not None and not by_vendor.keys() & set(fleet.vendors):
+            continue  # made for vendors of which this host has none
         for runtime in _runtimes(fleet, by_vendor):
             groups = _groups(fleet, runtime, by_vendor)
             found = [_outcome(fleet, runtime, group, everyone, kept) for group in groups]
@@ -73,21 +85,35 @@ def _outcome(
     runtime: str,
     group: Sequence[VendorOutcome],
     everyone: Inventory,
-    kept: dict[BindingKey, Outcome],
+    kept: dict[BindingKey, Kept],
 ) -> Outcome:
-    """What is bound already, else a new inversion; while a backend is down its mask counts as refused."""
+    """What is bound already, else a new inversion; while a backend is down its mask counts as refused.
+
+    A refusal is tried again while the devices are those of then: what was not known of them may be by now. Later it
+    stands, since an answer would be one over other devices.
+    """
     samples = [outcome.sample for outcome in group if outcome.sample is not None]
     if len(samples) < len(group):
         down = next(outcome for outcome in group if outcome.sample is None)
         reason = down.fault.reason if down.fault else "no answer"
         return Refusal("backend-down", f"the {down.vendor} backend is down: {reason}")
     place = (fleet.name, runtime, "+".join(sorted(outcome.vendor for outcome in group)))
-    if place in kept:
-        return kept[place]
-    outcome = invert_fleet(fleet, runtime, samples, everyone)
+    keys, before = frozenset(device.key for sample in samples for device in sample.devices), kept.get(place)
+    if before is not None and (isinstance(before.outcome, Inversion) or before.keys != keys):
+        return before.outcome
+    outcome = _with_uuids(invert_fleet(fleet, runtime, samples, everyone), everyone)
     if not RUNTIMES[runtime].moving and _settled(outcome, samples):
-        kept[place] = outcome
+        kept[place] = Kept(outcome, keys)
     return outcome
+
+
+def _with_uuids(outcome: Outcome, everyone: Inventory) -> Outcome:
+    """The devices with the UUIDs that they have now."""
+    if isinstance(outcome, Refusal):
+        return outcome
+    found = [(resolved, everyone.find(resolved.key)) for resolved in outcome.devices]
+    devices = (msgspec.structs.replace(each, uuid=device.uuid) if device else each for each, device in found)
+    return Inversion(tuple(devices), outcome.layers)
 
 
 def _settled(outcome: Outcome, samples: Sequence[VendorSample]) -> bool:

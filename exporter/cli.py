@@ -34,6 +34,7 @@ from exporter.web.server import parse_address
 
 _PROGRAM = "gpu-fleet-exporter"
 _ONCE_STOP_SECONDS = 0.5
+_BETWEEN_CYCLES_SECONDS = 1.0
 
 
 def _common(parser: argparse.ArgumentParser, **more: Any) -> None:
@@ -172,25 +173,31 @@ async def _run(options: Options) -> None:
     await Daemon(options, os.environ).run()
 
 
-async def _one_cycle(options: argparse.Namespace) -> Snapshot:
-    """A snapshot of this host by fresh workers, which end afterwards."""
+async def _one_cycle(options: argparse.Namespace, complete: bool) -> Snapshot:
+    """A snapshot of this host by fresh workers, which end afterwards; where it is to be ``complete``, after a second
+    cycle if there are counters that need one.
+    """
     settings = load_settings(options.config_file)
     host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ)
-    on_request = msgspec.structs.replace(settings.sampling, interval_seconds=None)
+    on_request = msgspec.structs.replace(settings.sampling, interval_seconds=None, reuse_seconds=0.0)
     host.configure(msgspec.structs.replace(settings, sampling=on_request))
     try:
-        return await host.snapshot()
+        snapshot = await host.snapshot()
+        if complete and snapshot.pending:
+            await asyncio.sleep(_BETWEEN_CYCLES_SECONDS)
+            snapshot = await host.snapshot()
+        return snapshot
     finally:
         await host.sampler.stop(_ONCE_STOP_SECONDS)
 
 
-def _snapshot(options: argparse.Namespace) -> Snapshot:
+def _snapshot(options: argparse.Namespace, *, complete: bool = False) -> Snapshot:
     logs.configure("error", options.log_format)
-    return asyncio.run(_one_cycle(options))
+    return asyncio.run(_one_cycle(options, complete))
 
 
 def _once(options: argparse.Namespace) -> int:
-    snapshot = _snapshot(options)
+    snapshot = _snapshot(options, complete=True)
     page = render(registry_of(snapshot, ReloadStatus(True, time.time()), process=False), encoder_for("")[0])
     if options.output is not None:
         _write_atomically(Path(options.output), page)

@@ -138,6 +138,7 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``whole`` is False while the library counts a card that could not be identified, so that no index may be trusted.
     ``devices`` holds cards that are lost, hung or asleep as they were last known; only ``ok`` ones have readings.
+    ``pending``: a counter was read that gives a value from the next cycle on.
     """
 
     vendor: str
@@ -148,6 +149,7 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     readings: tuple[Reading, ...]
     faults: tuple[Fault, ...] = ()
     hints: tuple[Hint, ...] = ()
+    pending: bool = False
 
 
 class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,12 +198,15 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """One ordinal's device and how it is known; ``raw_position`` is its place in the raw Vulkan enumeration."""
+    """One ordinal's device and how it is known; ``raw_position`` is its place in the raw Vulkan enumeration. ``uuid``
+    is the device's when it was bound: another card at the same address is not what the mask named.
+    """
 
     key: DeviceKey
     evidence: Evidence
     fleet_index: int
     raw_position: int | None = None
+    uuid: str = ""
 
 
 class Inversion(msgspec.Struct, frozen=True):
@@ -268,7 +273,8 @@ class Binding(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One cycle, complete: data and health side by side. Everything on a page comes from here.
 
-    ``incomplete`` names the vendors whose inventory is known to lack a card.
+    ``incomplete`` names the vendors whose inventory is known to lack a card, ``pending`` those whose counters give
+    values from the next cycle on.
     """
 
     backends: tuple[BackendStatus, ...]
@@ -277,5 +283,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     readings: Mapping[DeviceKey, Mapping[str, float]]
     driver_versions: Mapping[str, str]
     incomplete: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
     mappings: tuple[FleetMapping, ...]
     bindings: tuple[Binding, ...]
