@@ -31,8 +31,8 @@ READINGS: dict[str, Family] = {
         "Share of the last sample period in which the device was busy, 0 to 100. A percentage and not a ratio because "
         "every vendor's tool prints it so and the name is established. NVIDIA: nvmlDeviceGetUtilizationRates. AMD: "
         "amdgpu's gpu_busy_percent, for a partition amdsmi_get_gpu_activity. Intel, since the scrape before: "
-        "zesEngineGetActivity of all engines, else the busiest class of engines by the DRM clients' fdinfo, else by "
-        "intel_gpu_top.",
+        "zesEngineGetActivity of all engines, else the busiest class of engines by the DRM clients' fdinfo (without "
+        "what clients did that came and ended in between), else by intel_gpu_top.",
     ),
     "memory_free": _reading(
         "gpu_memory_free_bytes",

@@ -48,12 +48,12 @@ def is_known(sysfs: str, address: str) -> bool:
     return bool(_read(f"{folder}/vendor") and _read(f"{folder}/class"))
 
 
-def driver_of(sysfs: str, address: str) -> str:
-    """The kernel driver that serves the device on this host; empty where none does, or where it is handed away."""
+def driver_of(sysfs: str, address: str) -> str | None:
+    """The kernel driver that serves the device on this host; None where none does, empty where it is handed away."""
     try:
         name = Path(f"{sysfs}/bus/pci/devices/{address}/driver").readlink().name
     except OSError:
-        return ""
+        return None
     return "" if name in _HANDED_AWAY else name
 
 

@@ -7,6 +7,7 @@ import re
 _BUS_ID = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 _ALL_ONES = (2**32 - 1, 2**64 - 1)
+_MOST_BYTES = 2**60  # an exbibyte: a larger number is a counter's garbage
 # Absolute zero of what a chip can report: sensors that were removed or never filled answer 0, -1, 255 or 510.
 _HOTTEST_CELSIUS = 150
 
@@ -40,7 +41,7 @@ def millidegrees(value: int) -> float | None:
 
 def byte_count(value: int) -> int | None:
     """A number of bytes; negative numbers and all-ones of 32 or 64 bits mean *not available*."""
-    return None if value < 0 or value in _ALL_ONES else value
+    return None if value < 0 or value in _ALL_ONES or value >= _MOST_BYTES else value
 
 
 def memory_size(value: int) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exporter.backends.amd import AmdBackend
@@ -221,7 +222,7 @@ def test_a_node_that_may_not_be_read_is_no_node_of_ours(fake: FakeSys) -> None:
 
 @pytest.mark.parametrize("broken", ["eio", "text", "location"])
 def test_a_node_that_cannot_be_read_freezes_nothing(fake: FakeSys, broken: str) -> None:
-    """Its card is not identified now, the inventory is not whole, no card has a number; it heals by itself."""
+    """Its card is not identified now, the inventory is not whole, no card from there on has a number; it heals."""
     fake.write([A, B])
     path = f"{NODES}/1/properties"
     good = (fake.sys / path).read_text()
@@ -236,13 +237,58 @@ def test_a_node_that_cannot_be_read_freezes_nothing(fake: FakeSys, broken: str) 
         assert state(sample, B.pci) == "lost"
         assert values(sample, B.pci) == {}
         assert values(sample, A.pci)["utilization"] == 11
-        assert indices(sample) == {A.pci: None, B.pci: None}
+        assert indices(sample) == {A.pci: 0, B.pci: None}
         assert any("nodes/1" in fault.detail for fault in sample.faults)
     place(fake, path, good)
     healed = host.read()
     assert healed.whole
     assert indices(healed) == {A.pci: 0, B.pci: 1}
     assert values(healed, B.pci)["utilization"] == 77
+
+
+def test_a_node_of_a_processor_that_cannot_be_read_costs_nothing(fake: FakeSys) -> None:
+    """Every card has its node, so none can be missing: all have their numbers, and their readings."""
+    fake.write([A, B])
+    leads_to(fake.sys / NODES / "0/properties", "/proc/self/mem")
+    sample = Host(fake).read()
+    assert sample.whole
+    assert indices(sample) == {A.pci: 0, B.pci: 1}
+    assert values(sample, B.pci)["utilization"] == 77
+
+
+def test_numbers_that_no_message_can_carry_are_no_values(fake: FakeSys) -> None:
+    """A file with more than 64 bits costs its reading, and no other card's."""
+    fake.write([A, B])
+    for name, text in (("mem_info_vram_total", str(2**64)), ("gpu_busy_percent", "3_1"), ("unique_id", "f" * 17)):
+        fake.set(A.pci, name, text)
+    sample = Host(fake).read()
+    assert values(sample, A.pci) == {"temperature": 51}
+    assert values(sample, B.pci).keys() == EVERYTHING
+    msgspec.msgpack.encode(sample)
+
+
+def test_a_card_whose_driver_is_on_its_way_is_missed(fake: FakeSys) -> None:
+    """While the host boots an inventory without it would bind masks to other cards; later it is nobody's."""
+    fake.write([A, replace(B, driver="")])
+    (fake.proc / "uptime").write_text("30.25 12.00\n")
+    host = Host(fake)
+    assert not host.read().whole
+    (fake.proc / "uptime").write_text("900.25 12.00\n")
+    settled = Host(fake).read()
+    assert settled.whole
+    assert [device.pci_bus_id for device in settled.devices] == [A.pci]
+    fake.write([A, B])
+    assert len(host.read().devices) == 2
+
+
+def test_a_card_that_is_plugged_in_is_missed_until_it_has_its_driver(fake: FakeSys) -> None:
+    fake.write([A])
+    host = Host(fake)
+    assert host.read().whole
+    fake.write([A, replace(B, driver="")])
+    assert not host.read().whole
+    fake.write([A, B])
+    assert host.read().whole
 
 
 def test_a_card_that_may_lack_a_partition_is_not_identified(fake: FakeSys) -> None:
@@ -580,21 +626,22 @@ def test_a_card_of_a_guest_or_of_nobody_is_no_device_f95(fake: FakeSys, driver: 
 def test_a_card_of_radeon_is_known_and_not_read(fake: FakeSys) -> None:
     """It has its info row, and the reason why nothing is read, alone or beside others."""
     fake.write([RADEON])
-    assert [fault.reason for fault in Host(fake).read().faults] == ["unsupported"]
+    assert [hint.code for hint in Host(fake).read().hints] == ["unsupported-driver"]
     fake.write([A, RADEON])
     sample = Host(fake).read()
     assert by_identity(sample)[RADEON.pci].name == "1002:744c"
     assert values(sample, RADEON.pci) == {}
-    (fault,) = sample.faults
-    assert (fault.reason, fault.key) == ("unsupported", DeviceKey("amd", RADEON.pci))
-    assert "radeon" in fault.detail
+    assert sample.faults == ()  # a host with such a card is healthy
+    (hint,) = sample.hints
+    assert hint.code == "unsupported-driver"
+    assert f"{RADEON.pci}: the driver radeon" in hint.text
 
 
 @pytest.mark.parametrize(
     ("cards", "reason"),
     [
-        ([], "library-missing"),
-        ([IntelCard(pci="0000:4d:00.0", minor=2)], "library-missing"),
+        ([], "no-devices"),
+        ([IntelCard(pci="0000:4d:00.0", minor=2)], "no-devices"),
         ([replace(A, driver="")], "driver-not-loaded"),
         ([replace(A, driver="vfio-pci")], "driver-not-loaded"),
     ],

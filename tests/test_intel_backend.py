@@ -184,17 +184,17 @@ def test_a_host_without_a_card_that_can_be_read_says_why(fake: FakeSys, cards: l
 
 
 def test_another_driver_is_an_info_row_and_a_reason_f56(fake: FakeSys) -> None:
-    """F56: it has its number and its name, no reading, and a fault that names the driver, alone or beside others."""
+    """F56: it has its number and its name, no reading, and a hint that names the driver, alone or beside others."""
     fake.write([replace(ARC_A, driver="gma500")])
-    assert [fault.reason for fault in Host(fake).read().faults] == ["unsupported"]
+    assert "unsupported-driver" in hints(Host(fake).read())
     fake.write([replace(ARC_A, driver="gma500"), ARC_B])
     sample = Host(fake).read()
     assert devices(sample)[ARC_A.pci].physical_index == 1
     assert devices(sample)[ARC_A.pci].name == "8086:56a0"
     assert values(sample, ARC_A.pci) == {}
-    (fault,) = sample.faults
-    assert (fault.reason, fault.key) == ("unsupported", DeviceKey("intel", ARC_A.pci))
-    assert "gma500" in fault.detail
+    assert sample.faults == ()  # a host with such a card is healthy
+    (hint,) = [hint for hint in sample.hints if hint.code == "unsupported-driver"]
+    assert f"{ARC_A.pci}: the driver gma500" in hint.text
     assert values(sample, ARC_B.pci)["temperature"] == 48
 
 

@@ -7,8 +7,10 @@ a value is a fault: what cannot be read must not pass for what does not exist, n
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ from exporter.errors import DeviceFault, DeviceLost
 # What drivers answer where a card has no such value: hwmon's "no data", and "not supported" in two spellings.
 _NOT_OFFERED = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL)
 _GONE = (errno.ENODEV, errno.ENXIO)
+# Of 64 bits: no driver has a larger one, and no message can carry it.
+_NUMBERS = {10: re.compile(r"-?[0-9]{1,20}", re.ASCII), 16: re.compile(r"(?:0x)?[0-9a-fA-F]{1,16}", re.ASCII)}
 _MOST_BYTES = 4096  # a sysfs file has at most a page
 
 
@@ -47,10 +51,9 @@ def number(path: str, base: int = 10) -> int | None:
     found = text(path)
     if found is None:
         return None
-    try:
-        return int(found, base)
-    except ValueError as error:
-        raise DeviceFault("driver-error", f"{path}: found {found[:40]!r}, expected a number") from error
+    if not _NUMBERS[base].fullmatch(found):
+        raise DeviceFault("driver-error", f"{path}: found {found[:40]!r}, expected a number of 64 bits")
+    return int(found, base)
 
 
 def probe(path: str) -> None:
@@ -140,20 +143,39 @@ def driver_version(sysfs: str, driver: str) -> str:
         return os.uname().release
 
 
+ARRIVING = ""
+"""In place of a driver's name: no driver has taken the card yet, and one may."""
+
+# Drivers take a host's cards one after the other while it boots, and a card that is plugged in within a moment.
+_BOOTING_SECONDS = 300.0
+_PLUGGED_SECONDS = 60.0
+
+
+def _since_boot(procfs: str) -> float:
+    """Seconds; endless where nobody says."""
+    try:
+        with open(f"{procfs}/uptime", "rb", buffering=0) as file:  # noqa: PTH123
+            return float(file.read(64).split()[0])
+    except (OSError, ValueError, IndexError):
+        return math.inf
+
+
 class Bus:
     """A vendor's GPUs on the PCI bus, in the order of their addresses.
 
     What kind of device an address has is read once, while the address stays; the driver is read each time.
     """
 
-    def __init__(self, sysfs: str, vendor: str) -> None:
-        self._sysfs, self._vendor = sysfs, vendor
+    def __init__(self, sysfs: str, procfs: str, vendor: str) -> None:
+        self._sysfs, self._procfs, self._vendor = sysfs, procfs, vendor
         self._kinds: dict[str, bool] = {}
+        self._since: dict[str, float] | None = None
+        self._taken: set[str] = set()
 
     def drivers(self) -> dict[str, str]:
-        """The address and the driver of each GPU that a driver of the host serves, by address.
+        """The address and the driver of each GPU that a driver of the host serves, or may be about to, by address.
 
-        A card that no driver has taken, or that is handed to a virtual machine, is not this host's to use.
+        A card that no driver has taken for a while, or that is handed to a virtual machine, is not this host's to use.
         """
         there = pci.addresses(self._sysfs)
         for gone in self._kinds.keys() - set(there):
@@ -161,8 +183,21 @@ class Bus:
         for address in there:
             if address not in self._kinds and pci.is_known(self._sysfs, address):
                 self._kinds[address] = pci.is_gpu(self._sysfs, address, self._vendor)
-        found = {address: pci.driver_of(self._sysfs, address) for address in there if self._kinds.get(address)}
-        return {address: driver for address, driver in sorted(found.items(), key=_by_address) if driver}
+        cards = [address for address in there if self._kinds.get(address)]
+        found = {address: pci.driver_of(self._sysfs, address) for address in cards}
+        self._taken = {address for address in cards if found[address] is not None or address in self._taken}
+        arriving = self._arriving([address for address in cards if address not in self._taken])
+        kept = {address: driver or ARRIVING for address, driver in found.items() if driver or address in arriving}
+        return dict(sorted(kept.items(), key=_by_address))
+
+    def _arriving(self, without: Sequence[str]) -> set[str]:
+        """Those that no driver has taken so far, and one may: while the host boots all, later those plugged in."""
+        now, known = time.monotonic(), self._since
+        if known is None:  # the first look: what is there was there before
+            known = dict.fromkeys(without, now - _PLUGGED_SECONDS)
+        self._since = {address: known.get(address, now) for address in without}
+        booting = bool(without) and _since_boot(self._procfs) < _BOOTING_SECONDS
+        return {address for address, since in self._since.items() if booting or now - since < _PLUGGED_SECONDS}
 
 
 def _by_address(item: tuple[str, str]) -> tuple[int, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from exporter import units
 
+_SLACK = 1.1
+
 
 class Meter:
     """One pair of counters, of which a share needs two readings. Both count in the same unit."""
@@ -21,6 +23,6 @@ class Meter:
 
 def share(busy: int, elapsed: int) -> float | None:
     """Percent; the two are read one after the other, so a little more than all of the time is all of it."""
-    if elapsed <= 0 or busy < 0 or busy > 2 * elapsed:
+    if elapsed <= 0 or busy < 0 or busy > _SLACK * elapsed:
         return None
     return units.percent(min(100.0, 100.0 * busy / elapsed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def name_of(places: Places, address: str) -> str:
     return f"{vendor}:{device}"
 
 
+@functools.cache
 def _looked_up(database: Path, vendor: str, device: str) -> str:
     """Lines of a vendor begin with its id, those of its devices with one tab; nothing else is of interest here."""
     try:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from exporter import pci, units
 from exporter.backends import kernel_files
 from exporter.backends.amd import topology
@@ -134,7 +136,7 @@ class AmdBackend:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._bus = Bus(places.sysfs, VENDOR)
+        self._bus = Bus(places.sysfs, places.procfs, VENDOR)
         self._library = Library(places)
         self._view = _View({})
         self._read: tuple[str, tuple[str, ...]] = ("", ())
@@ -154,12 +156,11 @@ class AmdBackend:
         sysfs = self._places.sysfs
         drivers = self._bus.drivers()
         if not drivers:
-            self._library.start()
             raise BackendAbsent(*self._why_none())
         self._look_at_nodes(tuple(address for address, driver in drivers.items() if driver == DRIVER))
         if not any(pci.is_asleep(sysfs, address) for address in drivers):
             self._library.start()  # it opens every card, and would wake one that sleeps
-        self._view = _View(_numbered(drivers, self._topology), self._topology.trouble)
+        self._view = _View(_numbered(drivers, self._topology, self._is_divided), self._topology.trouble)
         for gone in self._facts.keys() - drivers.keys():
             del self._facts[gone]
         return list(drivers)
@@ -177,11 +178,17 @@ class AmdBackend:
                 trouble="the KFD's nodes changed while they were read", whole=False
             )
 
+    def _is_divided(self, address: str) -> bool:
+        """The card may have more than one compute node."""
+        try:
+            mode = text(f"{device_folder(self._places.sysfs, address)}/current_compute_partition")
+        except (DeviceFault, DeviceLost):
+            return True
+        return mode in _DIVIDED
+
     def _why_none(self) -> tuple[str, str]:
         if any(True for _ in pci.cards(self._places.sysfs, VENDOR)):
             return "driver-not-loaded", f"no driver of this host serves an AMD card; {DRIVER} is the one that is read"
-        if self._library.absent:
-            return "library-missing", f"no AMD card is on the PCI bus, and {self._library.absent}"
         return "no-devices", "no AMD card is on the PCI bus"
 
     def identify(self, slot: str, note: Note) -> tuple[Device, ...]:
@@ -191,6 +198,8 @@ class AmdBackend:
             return ()
         if pci.is_asleep(self._places.sysfs, slot):
             raise DeviceAsleep(slot)
+        if card.driver == kernel_files.ARRIVING:
+            raise DeviceFault("starting", f"{slot}: no driver has taken the card yet")
         if card.driver != DRIVER:
             return self._devices(card, _Facts(self._name(slot)))
         note(Device(key=card.key, physical_index=card.physical_index, pci_bus_id=slot))
@@ -214,19 +223,25 @@ class AmdBackend:
         card, facts = self._view.cards.get(address), self._facts.get(address)
         if card is not None and card.driver != DRIVER:
             detail = f"{address}: the driver {card.driver} is not read, {DRIVER} is"
-            return Sampled((), (Fault("unsupported", detail, device.key),))
+            return Sampled((), hints=(Hint("unsupported-driver", detail),))
         if card is None or facts is None:
             raise DeviceLost(f"{address}: no driver serves it any more")
         readings: list[Reading] = []
         faults: list[Fault] = []
-        for metrics, read in self._of_card(device, facts) if device.parent is None else self._of_part(device, facts):
+        if card.physical_index is None and device.parent is None:
+            faults.append(Fault("driver-error", f"physical index: {self._view.trouble}", device.key))
+        for metrics, read in self._of_card(device, facts) if device.parent is None else self._of_part(device):
             try:
                 readings += _readings(metrics, device.key, read())
             except DeviceFault as fault:
                 self._raise_if_asleep(address)
                 faults.append(Fault(fault.reason, f"{', '.join(metrics)}: {fault.detail}", device.key))
-        hints = (NO_LIBRARY,) if device.parent is not None and not self._library.serves else ()
-        return Sampled(tuple(readings), tuple(faults), hints)
+        silent = device.parent is not None and not self._library.knows(address, device.kfd_node)
+        return Sampled(tuple(readings), tuple(faults), (self._no_library(),) if silent else ())
+
+    def _no_library(self) -> Hint:
+        why = self._library.absent
+        return replace(NO_LIBRARY, text=f"{NO_LIBRARY.text} ({why})") if why else NO_LIBRARY
 
     def _raise_if_asleep(self, address: str) -> None:
         """A card that has fallen asleep since it was looked at refuses to be read, which is no fault."""
@@ -244,16 +259,18 @@ class AmdBackend:
             return values
         return row.library(self._library, device.pci_bus_id, device.kfd_node)
 
-    def _of_part(self, device: Device, facts: _Facts) -> Iterator[tuple[tuple[str, ...], Callable[[], Values]]]:
+    def _of_part(self, device: Device) -> Iterator[tuple[tuple[str, ...], Callable[[], Values]]]:
         """What is a partition's own: the temperature is the card's."""
         yield _UTILIZATION, partial(self._library.utilization, device.pci_bus_id, device.kfd_node)
-        yield _MEMORY, partial(self._part_memory, device, facts)
+        yield _MEMORY, partial(self._part_memory, device)
 
-    def _part_memory(self, device: Device, facts: _Facts) -> Values:
-        """Memory that repeats the whole card's is no partition's own."""
+    def _part_memory(self, device: Device) -> Values:
+        """The library's, where it is of the size that the KFD gives the partition: what repeats the whole card's, in
+        size or in use, is no partition's own.
+        """
         free, used, total = self._library.memory(device.pci_bus_id, device.kfd_node)
-        own = device.memory_total_bytes
-        if total is None or own is None or total == facts.memory_total_bytes:
+        own, folder = device.memory_total_bytes, device_folder(self._places.sysfs, device.pci_bus_id)
+        if own is None or total != own or used == number(f"{folder}/mem_info_vram_used"):
             return None, None, own
         return free, used, total
 
@@ -310,17 +327,20 @@ def _tried(faults: list[DeviceFault], read: Callable[[], _Found]) -> _Found | No
         return None
 
 
-def _numbered(drivers: Mapping[str, str], found: topology.Topology) -> dict[str, Card]:
+def _numbered(
+    drivers: Mapping[str, str], found: topology.Topology, is_divided: Callable[[str], bool]
+) -> dict[str, Card]:
     """The cards with amd-smi's numbers: it counts those that the KFD has, and each partition, in the order of PCI
     addresses (``RocmSMI::Initialize``). The others, which amd-smi does not list, are numbered behind. While a node may
-    be missing no card has a number.
+    be missing, a card has a number only if it cannot be of this card or one before.
     """
     nodes = found.nodes
     known = [address for address in drivers if nodes.get(address)]
-    cards, index = {}, 0
-    for address in (*known, *(address for address in drivers if address not in known)):
+    cards, index, certain = {}, 0, True
+    for address in drivers if found.trouble else (*known, *(address for address in drivers if address not in known)):
         mine = nodes.get(address, ())
-        number_of_card = None if found.trouble else index
+        certain = certain and not (found.trouble and (not mine or is_divided(address)))
+        number_of_card = index if certain else None
         cards[address] = Card(address, drivers[address], number_of_card, mine, bool(mine) or not found.whole)
         index += max(1, len(mine))
     return cards

@@ -17,7 +17,7 @@ from exporter.backends.kernel_files import names
 
 # Local memory: heaps 1 and 2 are the card's own, visible to the CPU or not.
 _LOCAL_HEAPS = ("1", "2")
-_PROPERTY = re.compile(r"^(\w+) ([0-9]+)$", re.MULTILINE)
+_PROPERTY = re.compile(r"^(\w+) ([0-9]{1,20})$", re.MULTILINE)
 
 
 class Node(NamedTuple):
@@ -69,7 +69,7 @@ def read(sysfs: str, cards: Collection[str]) -> Topology:
     listed = names(folder)
     for name in listed:
         try:
-            raw = _node(f"{folder}/{name}", int(name)) if name.isdecimal() else None
+            raw = _node(f"{folder}/{name}", int(name)) if re.fullmatch(r"[0-9]{1,9}", name) else None
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EACCES):
                 hidden = True

@@ -23,7 +23,7 @@ from exporter.backends.kernel_files import Bus, device_folder, names, number
 from exporter.backends.pci_names import name_of
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.inventory import narrowed
-from exporter.model import Device, DeviceKey, Fault, Reading
+from exporter.model import Device, DeviceKey, Fault, Hint, Reading
 
 VENDOR = "intel"
 DRIVERS = ("xe", "i915")
@@ -89,7 +89,7 @@ class IntelBackend:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._bus = Bus(places.sysfs, VENDOR)
+        self._bus = Bus(places.sysfs, places.procfs, VENDOR)
         self._sources = Sources(places)
         self._cards: Mapping[str, Card] = {}
         self._facts: dict[str, _Facts] = {}
@@ -148,6 +148,8 @@ class IntelBackend:
             return ()
         if pci.is_asleep(self._places.sysfs, slot):
             raise DeviceAsleep(slot)
+        if card.driver == kernel_files.ARRIVING or (card.driver in DRIVERS and not card.incarnation):
+            raise DeviceFault("starting", f"{slot}: its driver has not made a DRM device yet")
         board = self._board(card)
         note(board)
         facts = self._facts.get(slot)
@@ -161,7 +163,7 @@ class IntelBackend:
         address, facts = device.pci_bus_id, self._facts[device.pci_bus_id]
         if facts.card.driver not in DRIVERS:
             detail = f"{address}: the driver {facts.card.driver} is not read, {' and '.join(DRIVERS)} are"
-            return Sampled((), (Fault("unsupported", detail, device.key),))
+            return Sampled((), hints=(Hint("unsupported-driver", detail),))
         readings: list[Reading] = []
         faults: list[Fault] = []
         for row in READS:

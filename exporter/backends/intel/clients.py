@@ -22,7 +22,8 @@ from exporter.model import Hint
 
 _NODES = "/dev/dri/"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
-_LINE = re.compile(r"^(drm-[\w-]+):\s*(\S+)", re.MULTILINE)
+_LINE = re.compile(r"^(drm-[\w-]+):[ \t]*(\S+)", re.MULTILINE)
+_NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)  # of 64 bits
 _MOST_BYTES = 65536
 _DRM_MAJOR, _FIRST_RENDER, _LAST_NUMBERED = 226, 128, 191  # later minors were given out as cards came
 
@@ -132,8 +133,8 @@ class ClientMeter:
         self.hint: Hint | None = None
 
     def percent(self, seen: Scan) -> float | None:
-        """None at first, for a scan that was used before or did not look for this card, and while something is hidden;
-        then ``hint`` says what.
+        """None at first, for a scan that was used before or did not look for this card, where a client has ended since
+        the scan before, and while something is hidden; then ``hint`` says what.
         """
         if seen.number == self._scan:
             return None
@@ -144,25 +145,30 @@ class ClientMeter:
             self._last = None
             return None
         before, self._last = self._last, _moment(counted, self._last)
-        return None if before is None else _busiest(before, self._last, counted)
+        if before is None or before.clients.keys() - self._last.clients.keys():  # what the ended ones did is not known
+            return None
+        return _busiest(before, self._last, counted)
 
     def forget(self) -> None:
         """The next reading is the first."""
         self._last = None
 
     def _read(self, files: Sequence[str]) -> Iterator[_Counters]:
-        """Each client once; a duplicated descriptor shows the same client."""
+        """Each client once; a duplicated descriptor shows the same one. A driver counts for all clients or for none."""
         clients: set[int] = set()
+        uncounted = False
         for path in files:
             values = self._values(path)
             if values is None:
                 continue
             counters = _counters(values)
             if counters is None:
-                self.hint = OLD_KERNEL
+                uncounted = True
             elif counters.client not in clients:
                 clients.add(counters.client)
                 yield counters
+        if uncounted and not clients:
+            self.hint = OLD_KERNEL
 
     def _values(self, path: str) -> Mapping[str, str] | None:
         """The file's lines; None for one that is no client of the card any more."""
@@ -187,14 +193,14 @@ def _counters(values: Mapping[str, str]) -> _Counters | None:
         name: value for name, value in _numbers(values, "drm-engine-").items() if not name.startswith("capacity-")
     }
     client = values.get("drm-client-id", "")
-    if not client.isdecimal() or not busy:
+    if not _NUMBER.fullmatch(client) or not busy:
         return None
     return _Counters(int(client), busy, clock, capacities)
 
 
 def _numbers(values: Mapping[str, str], prefix: str) -> dict[str, int]:
     found = ((name.removeprefix(prefix), value) for name, value in values.items() if name.startswith(prefix))
-    return {name: int(value) for name, value in found if value.isdecimal()}
+    return {name: int(value) for name, value in found if _NUMBER.fullmatch(value)}
 
 
 def _moment(counted: Iterable[_Counters], before: _Moment | None) -> _Moment:

@@ -24,7 +24,7 @@ _FRESH_SECONDS = 2.5  # a value is of the last period, or it is not shown
 _AGAIN_AFTER_SECONDS = 60.0
 _MOST_CHARACTERS = 1 << 22  # a sample has some hundred for each client
 _PIECE_BYTES = 1 << 16
-_SAMPLE = re.compile(r"^\{$.*?^\}", re.MULTILINE | re.DOTALL)
+_MOST_SAMPLES = 10
 _REFUSED = ("ermission denied", "not permitted")
 
 NOT_INSTALLED = Hint("install-intel-gpu-tools", "utilization: the package intel-gpu-tools, with CAP_PERFMON, gives it")
@@ -65,7 +65,7 @@ class GpuTop:
         if path is None:
             self.hint = NOT_INSTALLED
             return
-        command = [path, "-J", "-s", str(_PERIOD_MILLISECONDS), "-d", f"pci:slot={self._address}"]
+        command = [*_ending_with_us(), path, "-J", "-s", str(_PERIOD_MILLISECONDS), "-d", f"pci:slot={self._address}"]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -82,7 +82,10 @@ class GpuTop:
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Take each sample as it comes. It ends at once where the counters may not be read, and says so."""
         with process:
-            for sample in _samples(process.stdout.fileno() if process.stdout else -1):
+            started = time.monotonic()
+            for place, sample in enumerate(_samples(process.stdout.fileno() if process.stdout else -1)):
+                if place > _MOST_SAMPLES + 2 * (time.monotonic() - started):
+                    break  # it does not keep to its period, and would keep us busy
                 busy = _busiest(sample)
                 if busy is not None:
                     self._latest, self.hint = (time.monotonic(), busy), None
@@ -93,17 +96,24 @@ class GpuTop:
         self._process = None
 
 
+def _ending_with_us() -> list[str]:
+    """A command that ends what it starts together with us, so that a tool which hangs is not left behind."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+
+
 def _samples(stream: int) -> Iterator[Mapping[str, Any]]:
     """The objects of the array that the program writes, which it never closes, each as soon as it is there: the line of
     its last brace ends only when the next one comes. Names of clients stand in it as they are, and may break it.
     """
-    text = ""
+    text, searched = "", 0
     while len(text) < _MOST_CHARACTERS and (piece := os.read(stream, _PIECE_BYTES)):
         text += piece.decode("ascii", "replace")
-        while match := _SAMPLE.search(text):
-            text = text[match.end() :]
-            with contextlib.suppress(ValueError):
-                yield json.loads(match[0], strict=False)
+        while (end := text.find("\n}", searched)) >= 0:
+            sample, text, searched = text[text.find("{") : end + 2], text[end + 2 :], 0
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(sample, strict=False)
+        searched = max(0, len(text) - 1)
 
 
 def _busiest(sample: Mapping[str, Any]) -> float | None:
@@ -118,7 +128,7 @@ def _busiest(sample: Mapping[str, Any]) -> float | None:
     classes: dict[str, list[float]] = {}
     for name, engine in engines.items():
         busy = engine.get("busy") if isinstance(engine, dict) else None
-        if not isinstance(busy, int | float):
+        if not isinstance(busy, int | float) or isinstance(busy, bool):
             return None
         classes.setdefault(re.sub(r"/[0-9]+$", "", name), []).append(busy)
     shares = [units.percent(min(sum(values) / len(values), 100.0)) for values in classes.values()]

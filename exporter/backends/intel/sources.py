@@ -15,10 +15,12 @@ from exporter.backends.intel.clients import ClientMeter, Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.backends.intel.sysman import WHOLE, Sysman
 from exporter.backends.kernel_files import number
+from exporter.errors import DeviceFault
 from exporter.model import Device, Hint
 
 Values = Sequence[float | None]
 
+_MOST_FAULTS = 3  # of Sysman's counters of a card, before it is asked for them no more
 _NO_SYSMAN = "install-level-zero"
 _HOW = "install Intel's Level Zero loader and GPU driver, and the extra gpu-fleet-exporter[intel]"
 _ELSE_SYSMAN = "memory: this kernel's driver does not tell it; Level Zero Sysman would"
@@ -40,20 +42,28 @@ class Sources:
         self._meters: dict[str, ClientMeter] = {}
         self._tops: dict[str, GpuTop] = {}
         self._sized: set[str] = set()
+        self._failing: set[str] = set()
+        self._faults: dict[str, int] = {}
 
     def look_at_clients(self, nodes: Mapping[str, str]) -> None:
         """Once a cycle: which processes have which card open. ``nodes`` has the card of each DRM node."""
-        uncounted = {node: address for node, address in nodes.items() if not self.sysman.counts(address)}
+        uncounted = {node: address for node, address in nodes.items() if not self._counted(address)}
         number_ = self._scan.number + 1
         self._scan = clients.scan(number_, self._places.procfs, uncounted) if uncounted else Scan(number_, {}, None)
 
     def utilization(self, device: Device, driver: str) -> Values:
         """By Sysman where it counts, else by the card's clients, else by the kernel's performance counters."""
         address = device.pci_bus_id
-        value = self.sysman.utilization(address, _tile(device))
         if device.parent is not None:
-            return (value,)
-        if self.sysman.counts(address):
+            return (self.sysman.utilization(address, _tile(device)),)
+        try:
+            value = None if address in self._failing else self.sysman.utilization(address, WHOLE)
+        except DeviceFault:
+            self._faults[address] = self._faults.get(address, 0) + 1
+            if self._faults[address] >= _MOST_FAULTS:
+                self._failing.add(address)  # from the next cycle on its clients are counted
+            raise
+        if self._counted(address):
             self._stop_top(address)
             return (value,)
         meter = self._meter(address)
@@ -103,7 +113,7 @@ class Sources:
         address = device.pci_bus_id
         if device.parent is not None:
             return
-        if "utilization" not in given and not self.sysman.counts(address):
+        if "utilization" not in given and not self._counted(address):
             top = self._tops.get(address)
             yield from (hint for hint in (self._meter(address).hint, top and top.hint) if hint)
         if "memory_free" not in given and device.integrated is False:
@@ -118,15 +128,21 @@ class Sources:
     def pending(self, device: Device, given: set[str]) -> bool:
         """Whether a counter of the card was read, of which a share needs another reading."""
         address = device.pci_bus_id
-        counted = self.sysman.counts(address) or self._meter(address).hint is None
+        counted = self._counted(address) or self._meter(address).hint is None
         return device.parent is None and "utilization" not in given and counted
 
     def forget(self, address: str) -> None:
         """What the card has done so far says nothing of what it does next: it sleeps, or is another card."""
         self.sysman.forget(address)
+        self._failing.discard(address)
+        self._faults.pop(address, None)
         self._stop_top(address)
         if address in self._meters:
             self._meters[address].forget()
+
+    def _counted(self, address: str) -> bool:
+        """Sysman has counters of the card's engines, and tells them."""
+        return self.sysman.counts(address) and address not in self._failing
 
     def _no_sysman(self, address: str) -> Hint:
         if self.sysman.absent:
