@@ -572,6 +572,16 @@ def test_another_failure_of_the_tool_is_not_about_rights(tool: Tool) -> None:
 
 
 @pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize("text", ["{", "{\n", '{\n"period": {"duration": 1000}, "engines": {}\n}\n', "[" * 100])
+def test_a_tool_that_floods_is_stopped(tool: Tool, text: str) -> None:
+    """What it writes is read in a time that grows with its length, and it is not read for ever."""
+    tool.write(f"while True: sys.stdout.write({text!r} * 1000)")
+    top = GpuTop(I915.pci)
+    assert top.percent() is None
+    assert tool.ends(within=10)
+    assert top.percent() is None
+
+
 def test_a_missing_tool_is_a_hint() -> None:
     assert told(GpuTop(I915.pci)) == gpu_top.NOT_INSTALLED
 
