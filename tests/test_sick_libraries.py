@@ -155,7 +155,7 @@ def test_a_refusal_ends_when_what_was_not_known_is(tmp_path: Path, start: Start)
     cards = [CARDS[0], second]
     fake.write(cards, kfd=False)
     daemon = start({}, FLEETS, flags(fake))
-    assert bound(daemon) == {}
+    assert bound(daemon) == {"by_uuid": RADEON}
     fake.write(cards)
     daemon.scrape_until(lambda page: len(page.of("gpu_fleet_device_info")) == 2)
     assert bound(daemon) == {"by_index": RADEON, "by_uuid": RADEON}
