@@ -16,9 +16,10 @@ import pytest
 
 from exporter.backends.amd import AmdBackend
 from exporter.backends.base import Places
-from exporter.model import Device, DeviceKey, Fault, VendorSample
+from exporter.model import DeviceKey, VendorSample
 from exporter.wire import Ask
 from exporter.worker import Worker
+from tests.backend_host import BackendHost, devices, state, values
 from tests.fakes.sysfs import GIB, AmdCard, FakeSys, IntelCard, KfdNode, OtherCard, mounted
 from tests.harness import PROGRAM, Daemon, Scrape, Start, clean_environment, parse
 from tests.test_fake_sysfs import rocm_smi
@@ -64,44 +65,11 @@ def fake(tmp_path: Path) -> FakeSys:
     return FakeSys(tmp_path)
 
 
-class Host:
-    """The backend on the fake trees, in a worker, one cycle at a time."""
+class Host(BackendHost):
+    """The backend on the fake trees."""
 
     def __init__(self, fake: FakeSys, root: str = "/nonexistent") -> None:
-        places = Places(str(fake.sys), str(fake.proc), root=root)
-        self.worker, self._cycle = Worker(AmdBackend(places)), 0
-
-    def ask(self, within: float = 5.0) -> VendorSample | Fault:
-        """What the worker answers."""
-        self._cycle += 1
-        answer = self.worker.answer(Ask(self._cycle, time.monotonic() + within))
-        found = answer.sample or answer.fault
-        assert found is not None
-        return found
-
-    def read(self, within: float = 5.0) -> VendorSample:
-        """The sample of a backend that serves."""
-        found = self.ask(within)
-        assert isinstance(found, VendorSample), found
-        return found
-
-    def fault(self) -> str:
-        """Why the backend does not serve."""
-        found = self.ask()
-        assert isinstance(found, Fault), found
-        return found.reason
-
-
-def by_identity(sample: VendorSample) -> dict[str, Device]:
-    return {device.key.identity: device for device in sample.devices}
-
-
-def values(sample: VendorSample, identity: str) -> dict[str, float]:
-    return {reading.metric: reading.value for reading in sample.readings if reading.key.identity == identity}
-
-
-def state(sample: VendorSample, identity: str) -> str:
-    return {entry.key.identity: entry.state for entry in sample.states}[identity]
+        super().__init__(AmdBackend(Places(str(fake.sys), str(fake.proc), root=root)))
 
 
 def indices(sample: VendorSample) -> dict[str, int | None]:
@@ -161,7 +129,7 @@ def test_names_are_the_drivers_or_the_databases_or_the_ids(fake: FakeSys, tmp_pa
     database.parent.mkdir(parents=True)
     database.write_text("1002  AMD\n\t744c  Navi 31\n")
     fake.write([replace(A, product_name="Radeon Pro W7900"), B, replace(CPX, device_id="0x74a1")])
-    named = by_identity(Host(fake, str(tmp_path / "root")).read())
+    named = devices(Host(fake, str(tmp_path / "root")).read())
     assert [named[card.pci].name for card in (A, B, CPX)] == ["Radeon Pro W7900", "Navi 31", "1002:74a1"]
 
 
@@ -215,7 +183,7 @@ def test_a_node_that_may_not_be_read_is_no_node_of_ours(fake: FakeSys) -> None:
     leads_to(fake.sys / NODES / "1/properties", NOBODYS)
     sample = Host(fake).read()
     assert sample.whole
-    assert by_identity(sample)[B.pci].kfd_node is None
+    assert devices(sample)[B.pci].kfd_node is None
     assert values(sample, B.pci).keys() == EVERYTHING
     assert indices(sample) == {A.pci: 0, B.pci: 1}
 
@@ -297,7 +265,7 @@ def test_a_card_that_may_lack_a_partition_is_not_identified(fake: FakeSys) -> No
     leads_to(fake.sys / NODES / "4/properties", "/proc/self/mem")
     sample = Host(fake).read()
     assert not sample.whole
-    assert by_identity(sample)[CPX.pci].kfd_node is None
+    assert devices(sample)[CPX.pci].kfd_node is None
     assert values(sample, CPX.pci) == {}
     assert values(sample, A.pci)["utilization"] == 11
 
@@ -308,10 +276,10 @@ def test_a_partition_whose_others_are_hidden_is_no_whole_card(fake: FakeSys, see
     fake.write([CPX])
     for part in set(range(4)) - {seen}:
         leads_to(fake.sys / NODES / f"{3 + part}/properties", NOBODYS)
-    devices = by_identity(Host(fake).read())
-    assert devices[f"{CPX.pci}/xcp{seen}"].kfd_node == 3 + seen
-    assert devices[CPX.pci].kfd_node is None
-    assert len(devices) == 2
+    found = devices(Host(fake).read())
+    assert found[f"{CPX.pci}/xcp{seen}"].kfd_node == 3 + seen
+    assert found[CPX.pci].kfd_node is None
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("location", ["high-bits", "function"])
@@ -378,7 +346,7 @@ def test_a_new_division_of_a_card_is_seen(fake: FakeSys) -> None:
     fake.write([replace(CPX, compute_partition="SPX", kfd_nodes=(KfdNode(node=3, unique_id=0xC0),)), A])
     sample = host.read()
     assert indices(sample) == {A.pci: 0, CPX.pci: 1}
-    assert by_identity(sample)[CPX.pci].kfd_node == 3
+    assert devices(sample)[CPX.pci].kfd_node == 3
 
 
 # --- readings
@@ -420,7 +388,7 @@ def test_the_temperature_is_the_edges_or_the_junctions_and_says_so_f79(
     """F79: MI300 has no edge sensor; the memory's is never the chip's."""
     fake.write([replace(A, temperatures=temperatures)])
     sample = Host(fake).read()
-    assert by_identity(sample)[A.pci].temperature_sensor == sensor
+    assert devices(sample)[A.pci].temperature_sensor == sensor
     assert values(sample, A.pci).get("temperature") == expected
     assert sample.faults == ()
 
@@ -431,7 +399,7 @@ def test_a_sensor_without_a_label_is_not_guessed_at(fake: FakeSys) -> None:
     fake.fault(A.pci, "hwmon/*/temp*_label", "missing")
     sample = Host(fake).read()
     assert values(sample, A.pci).keys() == EVERYTHING - {"temperature"}
-    assert by_identity(sample)[A.pci].temperature_sensor == ""
+    assert devices(sample)[A.pci].temperature_sensor == ""
 
 
 def test_a_busy_share_outside_of_0_to_100_is_none(fake: FakeSys) -> None:
@@ -529,7 +497,7 @@ def test_a_file_that_fails_costs_its_reading_and_is_named(fake: FakeSys, name: s
         healed = host.read()
         assert values(healed, A.pci).keys() == EVERYTHING
         assert healed.faults == ()
-        assert by_identity(healed)[A.pci].temperature_sensor == "edge"
+        assert devices(healed)[A.pci].temperature_sensor == "edge"
 
 
 def test_a_file_that_begins_to_fail_costs_its_reading_at_once(fake: FakeSys) -> None:
@@ -629,7 +597,7 @@ def test_a_card_of_radeon_is_known_and_not_read(fake: FakeSys) -> None:
     assert [hint.code for hint in Host(fake).read().hints] == ["unsupported-driver"]
     fake.write([A, RADEON])
     sample = Host(fake).read()
-    assert by_identity(sample)[RADEON.pci].name == "1002:744c"
+    assert devices(sample)[RADEON.pci].name == "1002:744c"
     assert values(sample, RADEON.pci) == {}
     assert sample.faults == ()  # a host with such a card is healthy
     (hint,) = sample.hints
@@ -683,7 +651,7 @@ def test_a_sleeping_card_is_not_touched_f91(fake: FakeSys) -> None:
     fake.write([A, B])
     woken = host.read()
     assert values(woken, B.pci).keys() == EVERYTHING
-    (before, after) = (by_identity(each)[B.pci] for each in (sample, woken))
+    (before, after) = (devices(each)[B.pci] for each in (sample, woken))
     assert (after.key, after.physical_index, after.uuid) == (before.key, before.physical_index, before.uuid)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 from exporter.backends.base import Places
 from exporter.backends.intel import IntelBackend
 from exporter.errors import DeviceAsleep
-from exporter.model import Device, DeviceKey, Fault, VendorSample
-from exporter.wire import Ask
-from exporter.worker import Worker
+from exporter.model import Device, DeviceKey
+from tests.backend_host import BackendHost, devices, hints, state, values
 from tests.fakes.sysfs import AmdCard, Client, FakeSys, IntelCard, OtherCard
 from tests.harness import Daemon, Start
 
@@ -35,48 +33,12 @@ def fake(tmp_path: Path) -> FakeSys:
     return FakeSys(tmp_path)
 
 
-class Host:
-    """The backend on the fake trees, in a worker, one cycle at a time."""
+class Host(BackendHost):
+    """The backend on the fake trees."""
 
     def __init__(self, fake: FakeSys, *, library: str = "/nonexistent/libze_loader.so.1", root: str = "/x") -> None:
         self.backend = IntelBackend(Places(str(fake.sys), str(fake.proc), library, root))
-        self.worker, self._cycle = Worker(self.backend), 0
-
-    def ask(self, within: float = 5.0) -> VendorSample | Fault:
-        """A cycle's sample, or why there is none."""
-        self._cycle += 1
-        answer = self.worker.answer(Ask(self._cycle, time.monotonic() + within))
-        found = answer.sample or answer.fault
-        assert found is not None
-        return found
-
-    def read(self, within: float = 5.0) -> VendorSample:
-        """A cycle's sample."""
-        found = self.ask(within)
-        assert isinstance(found, VendorSample), found
-        return found
-
-    def fault(self) -> str:
-        """Why the backend is down."""
-        found = self.ask()
-        assert isinstance(found, Fault), found
-        return found.reason
-
-
-def devices(sample: VendorSample) -> dict[str, Device]:
-    return {device.key.identity: device for device in sample.devices}
-
-
-def values(sample: VendorSample, identity: str) -> dict[str, float]:
-    return {reading.metric: reading.value for reading in sample.readings if reading.key.identity == identity}
-
-
-def state(sample: VendorSample, identity: str) -> str:
-    return {entry.key.identity: entry.state for entry in sample.states}[identity]
-
-
-def hints(sample: VendorSample) -> set[str]:
-    return {hint.code for hint in sample.hints}
+        super().__init__(self.backend)
 
 
 def facts(device: Device) -> Mapping[str, object]:

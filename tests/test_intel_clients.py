@@ -24,9 +24,10 @@ from exporter.backends.intel import clients, gpu_top
 from exporter.backends.intel.clients import ClientMeter, Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.model import Hint, VendorSample
+from tests.backend_host import hints, state, values
 from tests.fakes.sysfs import Client, FakeSys, IntelCard, Process
 from tests.harness import Start
-from tests.test_intel_backend import ARC_A, ARC_B, IGPU, Host, daemon_on, hints, state, values
+from tests.test_intel_backend import ARC_A, ARC_B, IGPU, Host, daemon_on
 
 MILLISECOND = 1_000_000
 XE, I915 = ARC_B, ARC_A
@@ -255,7 +256,8 @@ UNPRIVILEGED = """
 import sys
 from pathlib import Path
 from tests.fakes.sysfs import Client, FakeSys, Process
-from tests.test_intel_backend import ARC_B, Host, hints, values
+from tests.backend_host import hints, values
+from tests.test_intel_backend import ARC_B, Host
 
 fake, case = FakeSys(Path(sys.argv[1])), sys.argv[2]
 client = Client(pid=70, pci=ARC_B.pci, client_id=1, cycles={"rcs": (1, 9)})

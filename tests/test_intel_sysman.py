@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backend_host import devices, hints, state, values
 from tests.fakes.sysfs import Client, FakeSys, IntelCard
 from tests.fakes.ze_loader import (
     OLD_LOADER_LACKS,
@@ -26,7 +27,7 @@ from tests.fakes.ze_loader import (
     build_or_skip,
 )
 from tests.harness import Daemon, Scrape, Start
-from tests.test_intel_backend import ARC_A, ARC_B, IGPU, MAX_XE, Host, devices, hints, state, values
+from tests.test_intel_backend import ARC_A, ARC_B, IGPU, MAX_XE, Host
 
 GIB = 1 << 30
 LOST, LOW_POWER, RESET, NO_RIGHT, UNSUPPORTED, UNKNOWN = (

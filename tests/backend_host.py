@@ -1,0 +1,57 @@
+"""A vendor backend in a worker, as the parent asks it, a cycle at a time and in this process; and what it answers."""
+
+from __future__ import annotations
+
+import time
+
+from exporter.backends.base import Backend
+from exporter.model import Device, Fault, VendorSample
+from exporter.wire import Ask
+from exporter.worker import Worker
+
+
+class BackendHost:
+    """The worker of a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.worker, self._cycle = Worker(backend), 0
+
+    def ask(self, within: float = 5.0) -> VendorSample | Fault:
+        """A cycle's sample, or why there is none."""
+        self._cycle += 1
+        answer = self.worker.answer(Ask(self._cycle, time.monotonic() + within))
+        found = answer.sample or answer.fault
+        assert found is not None
+        return found
+
+    def read(self, within: float = 5.0) -> VendorSample:
+        """A cycle's sample."""
+        found = self.ask(within)
+        assert isinstance(found, VendorSample), found
+        return found
+
+    def fault(self) -> str:
+        """Why the backend does not serve."""
+        found = self.ask()
+        assert isinstance(found, Fault), found
+        return found.reason
+
+
+def devices(sample: VendorSample) -> dict[str, Device]:
+    """By identity: a PCI address, with a partition or a tile behind it."""
+    return {device.key.identity: device for device in sample.devices}
+
+
+def values(sample: VendorSample, identity: str) -> dict[str, float]:
+    """The readings of a device."""
+    return {reading.metric: reading.value for reading in sample.readings if reading.key.identity == identity}
+
+
+def state(sample: VendorSample, identity: str) -> str:
+    """The state that holds for a device."""
+    return {entry.key.identity: entry.state for entry in sample.states}[identity]
+
+
+def hints(sample: VendorSample) -> set[str]:
+    """The codes of the hints."""
+    return {hint.code for hint in sample.hints}
