@@ -35,7 +35,7 @@ class Kept(NamedTuple):
     """What a fleet is bound to, and the devices that there were then."""
 
     outcome: Outcome
-    keys: frozenset[DeviceKey]
+    uuids: Mapping[DeviceKey, str]
 
 
 Bound = Mapping[BindingKey, Kept]
@@ -98,13 +98,18 @@ def _outcome(
         reason = down.fault.reason if down.fault else "no answer"
         return Refusal("backend-down", f"the {down.vendor} backend is down: {reason}")
     place = (fleet.name, runtime, "+".join(sorted(outcome.vendor for outcome in group)))
-    keys, before = frozenset(device.key for sample in samples for device in sample.devices), kept.get(place)
-    if before is not None and (isinstance(before.outcome, Inversion) or before.keys != keys):
+    uuids, before = {device.key: device.uuid for sample in samples for device in sample.devices}, kept.get(place)
+    if before is not None and (isinstance(before.outcome, Inversion) or not _are_those(uuids, before.uuids)):
         return before.outcome
     outcome = _with_uuids(invert_fleet(fleet, runtime, samples, everyone), everyone)
     if not RUNTIMES[runtime].moving and _settled(outcome, samples):
-        kept[place] = Kept(outcome, keys)
+        kept[place] = Kept(outcome, uuids)
     return outcome
+
+
+def _are_those(now: Mapping[DeviceKey, str], then: Mapping[DeviceKey, str]) -> bool:
+    """The devices are the same, though the UUID of one may have become known."""
+    return now.keys() == then.keys() and all(not then[key] or then[key] == uuid for key, uuid in now.items())
 
 
 def _with_uuids(outcome: Outcome, everyone: Inventory) -> Outcome:

@@ -34,7 +34,7 @@ from exporter.web.server import parse_address
 
 _PROGRAM = "gpu-fleet-exporter"
 _ONCE_STOP_SECONDS = 0.5
-_BETWEEN_CYCLES_SECONDS = 1.0
+_BETWEEN_CYCLES_SECONDS, _MOST_CYCLES_MORE = 1.0, 2
 
 
 def _common(parser: argparse.ArgumentParser, **more: Any) -> None:
@@ -174,8 +174,8 @@ async def _run(options: Options) -> None:
 
 
 async def _one_cycle(options: argparse.Namespace, complete: bool) -> Snapshot:
-    """A snapshot of this host by fresh workers, which end afterwards; where it is to be ``complete``, after a second
-    cycle if there are counters that need one.
+    """A snapshot of this host by fresh workers, which end afterwards; where it is to be ``complete``, after another
+    cycle or two if there are counters that need them.
     """
     settings = load_settings(options.config_file)
     host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ)
@@ -183,7 +183,9 @@ async def _one_cycle(options: argparse.Namespace, complete: bool) -> Snapshot:
     host.configure(msgspec.structs.replace(settings, sampling=on_request))
     try:
         snapshot = await host.snapshot()
-        if complete and snapshot.pending:
+        for _ in range(_MOST_CYCLES_MORE if complete else 0):
+            if not snapshot.pending:
+                break
             await asyncio.sleep(_BETWEEN_CYCLES_SECONDS)
             snapshot = await host.snapshot()
         return snapshot

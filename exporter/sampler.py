@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -46,9 +47,11 @@ class Source:
         looking = self._look is not None and self._look.is_alive()
         if not self._on_bus and not self.named and not looking and now - self._looked > _LOOK_EVERY_SECONDS:
             first, self._looked = self._look is None, now
-            self._look = threading.Thread(target=self._look_at_bus, name=f"bus-{self.vendor}", daemon=True)
-            self._look.start()
-            self._look.join(_FIRST_LOOK_SECONDS if first else 0.0)
+            look = threading.Thread(target=self._look_at_bus, name=f"bus-{self.vendor}", daemon=True)
+            with contextlib.suppress(RuntimeError):  # as many threads as this process may have: the next look is soon
+                look.start()
+                look.join(_FIRST_LOOK_SECONDS if first else 0.0)
+                self._look = look
         return self.named or self._on_bus
 
     def _look_at_bus(self) -> None:

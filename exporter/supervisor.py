@@ -95,7 +95,8 @@ class Supervisor:
     @property
     def cautious(self) -> bool:
         """Workers are started without what they can do without, since one hung as a whole, or died more than once."""
-        return len(self._deaths) >= _CAUTIOUS_AFTER
+        now = time.monotonic()
+        return sum(now - died < _DEATHS_WITHIN_SECONDS for died in self._deaths) >= _CAUTIOUS_AFTER
 
     async def ask(self, within_seconds: float) -> VendorOutcome:
         """One cycle of the worker: its sample, or the fault that prevents one."""
@@ -132,7 +133,7 @@ class Supervisor:
         if pending is None:
             return True
         now = time.monotonic()
-        if now - child.pending_since > self.hang_seconds:
+        if not pending.done() and now - child.pending_since > self.hang_seconds:
             self._end(child, f"no answer for {now - child.pending_since:.0f} s")
         await asyncio.wait([pending], timeout=max(0.0, min(_GRACE_SECONDS, until - now)))
         if not pending.done():
@@ -246,8 +247,7 @@ class Supervisor:
             asyncio.get_running_loop().call_later(_KILL_AFTER_SECONDS, self._kill, child)
 
     def _died(self, times: int = 1) -> None:
-        now = time.monotonic()
-        self._deaths = [*(died for died in self._deaths if now - died < _DEATHS_WITHIN_SECONDS), *[now] * times]
+        self._deaths = [*self._deaths, *[time.monotonic()] * times][-_CAUTIOUS_AFTER:]
 
     @staticmethod
     def _kill(child: _Child) -> None:

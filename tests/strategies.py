@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exporter.inventory import Inventory
 from exporter.model import Context, Device, DeviceKey
 
-settings.register_profile("normal", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("normal", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("normal"), max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 

@@ -160,6 +160,17 @@ def test_another_driver_is_an_info_row_and_a_reason_f56(fake: FakeSys) -> None:
     assert values(sample, ARC_B.pci)["temperature"] == 48
 
 
+def test_a_card_that_waits_for_its_driver_is_missed_though_it_sleeps(fake: FakeSys) -> None:
+    """The bus suspends what no driver has taken; its place in the order is not known by that."""
+    fake.write([replace(ARC_B, driver="", runtime_status="suspended"), ARC_A])
+    (fake.proc / "uptime").write_text("20.00 12.00\n")
+    host = Host(fake)
+    assert not host.read().whole
+    assert list(devices(host.read())) == [ARC_A.pci]
+    (fake.proc / "uptime").write_text("900.00 12.00\n")
+    assert Host(fake).read().whole
+
+
 @pytest.mark.e2e
 def test_a_lone_card_whose_temperature_fails_is_served(fake: FakeSys, start: Start) -> None:
     """Its first cycle has a fault and no value yet, since a share of the time needs two readings."""

@@ -91,9 +91,9 @@ def test_cycles_are_counted_over_all_cycles_f56(fake: FakeSys) -> None:
         # One client under several descriptors, and in a forked process.
         ([cycles(1, fds=(5, 6), rcs=0, total=0), cycles(1, pid=71, rcs=0, total=0)],
          [cycles(1, fds=(5, 6), rcs=300, total=1000), cycles(1, pid=71, rcs=300, total=1000)], 30),
-        # A newer client did all that it did since; an older one that was not seen is not known to have.
+        # A newer client did all that it did since; of an older one that was not seen it is not known.
         ([cycles(4, rcs=0, total=0)], [cycles(4, rcs=0, total=1000), cycles(9, pid=71, rcs=400, total=1000)], 40),
-        ([cycles(4, rcs=0, total=0)], [cycles(4, rcs=0, total=1000), cycles(3, pid=71, rcs=400, total=1000)], 0),
+        ([cycles(4, rcs=0, total=0)], [cycles(4, rcs=0, total=1000), cycles(3, pid=71, rcs=400, total=1000)], None),
         # So it is with one of several.
         ([cycles(4, rcs=0, total=0), cycles(5, pid=71, rcs=800, total=0)], [cycles(4, rcs=100, total=1000)], None),
         # A counter that goes back is as it was, and so is the clock.
@@ -239,6 +239,14 @@ def test_what_cannot_be_seen_is_no_utilization_f54(fake: FakeSys, card: IntelCar
     assert hints(sample) == {"install-level-zero"}
 
 
+def test_a_client_that_a_scan_missed_is_not_taken_for_idle(fake: FakeSys) -> None:
+    """It was busy all the time: before it is seen twice in a row there is no value, and never 0."""
+    steady = [cycles(1, rcs=0, total=1000 * step) for step in range(5)]
+    busy = [cycles(2, pid=71, rcs=1000 * step, total=1000 * step) for step in range(5)]
+    moments = [[steady[step]] if step == 1 else [steady[step], busy[step]] for step in range(5)]
+    assert read_all(fake, XE, *moments) == [None, None, None, 100, 100]
+
+
 def test_a_client_without_counters_beside_others_counts_nothing(fake: FakeSys) -> None:
     """A driver counts for all of its clients or for none; a number that is none is no counter."""
     odd = replace(cycles(2, rcs=0, total=0), pid=71, keys=False)
@@ -355,6 +363,7 @@ def plainly(history: Sequence[tuple[int, Busy]]) -> Iterator[float | None]:
             for client, busy in seen.items()
         }
         shares: list[float | None] = [0.0]
+        shares += [None for client in now if client not in kept and client <= newest]
         for name, engines in CAPACITIES.items():
             did = 0
             for client, busy in now.items():
@@ -502,6 +511,7 @@ def told(top: GpuTop, within: float = 3.0) -> Hint | None:
     return top.hint
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -527,6 +537,7 @@ def test_the_busiest_class_of_the_last_period_is_shown(tool: Tool, texts: list[s
     assert top.percent() is None
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "text",
     [
@@ -547,6 +558,7 @@ def test_what_is_no_value_is_not_shown(tool: Tool, text: str) -> None:
     top.stop()
 
 
+@pytest.mark.e2e
 def test_a_value_is_dropped_when_it_is_old(tool: Tool) -> None:
     """Where the tool goes silent nothing is shown."""
     tool.prints("[\n", FIRST, ",", BY_CLASS)
@@ -557,6 +569,7 @@ def test_a_value_is_dropped_when_it_is_old(tool: Tool) -> None:
     top.stop()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("reason", ["Permission denied", "Operation not permitted"])
 def test_the_right_that_the_tool_lacks_is_a_hint_f54(tool: Tool, reason: str) -> None:
     """F54: it ends at once and says so."""
@@ -564,6 +577,7 @@ def test_the_right_that_the_tool_lacks_is_a_hint_f54(tool: Tool, reason: str) ->
     assert told(GpuTop(I915.pci)) == gpu_top.NO_RIGHT
 
 
+@pytest.mark.e2e
 def test_another_failure_of_the_tool_is_not_about_rights(tool: Tool) -> None:
     """And it is not started again at once."""
     tool.write(DENIED.format(reason="No such file or directory"))
@@ -573,6 +587,7 @@ def test_another_failure_of_the_tool_is_not_about_rights(tool: Tool) -> None:
     assert len(tool.started()) == 1
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("no_tools")
 @pytest.mark.parametrize("text", ["{", "{\n", '{\n"period": {"duration": 1000}, "engines": {}\n}\n', "[" * 100])
 def test_a_tool_that_floods_is_stopped(tool: Tool, text: str) -> None:
@@ -596,6 +611,7 @@ def until(host: Host, holds: Callable[[VendorSample], bool], within: float = 4.0
     return sample
 
 
+@pytest.mark.e2e
 def test_the_tool_runs_while_the_clients_of_an_i915_card_cannot_be_seen_f54(fake: FakeSys, tool: Tool) -> None:
     """F54: not for xe, nor while they can be seen, nor for a card that sleeps or is given away."""
     tool.prints("[\n", *[f",{BY_CLASS}"] * 400, pause=0.02)

@@ -89,6 +89,20 @@ def test_a_library_whose_loading_hangs_is_left_out(tree: FakeSys, hanging: Path,
     assert daemon.log.count("worker ended") == 2
 
 
+def test_a_late_answer_is_no_hang(tree: FakeSys, start: Start) -> None:
+    """A worker that answered after its deadline is not ended when the next scrape comes late."""
+    daemon = start({}, CONFIG.replace("hang_seconds: 2", "hang_seconds: 1"), flags(tree))
+    daemon.scrape_until(lambda page: temperatures(page) == TEMPERATURES)
+    (worker,) = daemon.workers("amd")
+    os.kill(worker, signal.SIGSTOP)
+    daemon.scrape(timeout=0.8)
+    os.kill(worker, signal.SIGCONT)
+    time.sleep(1.5)
+    daemon.scrape_until(lambda page: temperatures(page) == TEMPERATURES)
+    assert daemon.workers("amd") == [worker]
+    assert "worker ended" not in daemon.log
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_worker_outlives_the_daemon(tree: FakeSys, hanging: Path, start: Start, number: int) -> None:
     """Though it hangs in a way in which it cannot notice that the daemon is gone."""
@@ -151,7 +165,7 @@ def bound(daemon: Daemon) -> dict[str, str]:
 def test_a_refusal_ends_when_what_was_not_known_is(tmp_path: Path, start: Start) -> None:
     """The KFD comes later than the cards: the same cards have their order then."""
     fake = FakeSys(tmp_path / "root")
-    second = AmdCard(pci="0000:13:00.0", minor=1, kfd_nodes=(KfdNode(node=2, unique_id=0xA1),))
+    second = AmdCard(pci="0000:13:00.0", minor=1, unique_id=0xA1, kfd_nodes=(KfdNode(node=2, unique_id=0xA1),))
     cards = [CARDS[0], second]
     fake.write(cards, kfd=False)
     daemon = start({}, FLEETS, flags(fake))

@@ -157,9 +157,11 @@ class AmdBackend:
         drivers = self._bus.drivers()
         if not drivers:
             raise BackendAbsent(*self._why_none())
-        self._look_at_nodes(tuple(address for address, driver in drivers.items() if driver == DRIVER))
-        if not any(pci.is_asleep(sysfs, address) for address in drivers):
+        served = tuple(address for address, driver in drivers.items() if driver == DRIVER)
+        self._look_at_nodes(served)
+        if not any(driver and pci.is_asleep(sysfs, address) for address, driver in drivers.items()):
             self._library.start()  # it opens every card, and would wake one that sleeps
+        self._look_at_nodes(served)  # a card may have come meanwhile
         self._view = _View(_numbered(drivers, self._topology, self._is_divided), self._topology.trouble)
         for gone in self._facts.keys() - drivers.keys():
             del self._facts[gone]
@@ -179,12 +181,9 @@ class AmdBackend:
             )
 
     def _is_divided(self, address: str) -> bool:
-        """The card may have more than one compute node."""
-        try:
-            mode = text(f"{device_folder(self._places.sysfs, address)}/current_compute_partition")
-        except (DeviceFault, DeviceLost):
-            return True
-        return mode in _DIVIDED
+        """The card may have more than one compute node: it said so, or has not been looked at."""
+        facts = self._facts.get(address)
+        return facts is None or facts.divided
 
     def _why_none(self) -> tuple[str, str]:
         if any(True for _ in pci.cards(self._places.sysfs, VENDOR)):
@@ -196,14 +195,16 @@ class AmdBackend:
         card, trouble = self._view.cards.get(slot), self._view.trouble
         if card is None:
             return ()
-        if pci.is_asleep(self._places.sysfs, slot):
-            raise DeviceAsleep(slot)
         if card.driver == kernel_files.ARRIVING:
             raise DeviceFault("starting", f"{slot}: no driver has taken the card yet")
+        if pci.is_asleep(self._places.sysfs, slot):
+            raise DeviceAsleep(slot)
         if card.driver != DRIVER:
             return self._devices(card, _Facts(self._name(slot)))
         note(Device(key=card.key, physical_index=card.physical_index, pci_bus_id=slot))
         facts = self._facts_of(card)
+        if not card.nodes and topology.generation(self._places.sysfs) != self._read[0]:
+            raise DeviceFault("starting", f"{slot}: the KFD has other nodes by now")
         if trouble and (facts.divided or not card.nodes):
             raise DeviceFault("driver-error", trouble)
         if len(card.nodes) > 1 and not card.parted:
@@ -264,15 +265,10 @@ class AmdBackend:
         yield _UTILIZATION, partial(self._library.utilization, device.pci_bus_id, device.kfd_node)
         yield _MEMORY, partial(self._part_memory, device)
 
-    def _part_memory(self, device: Device) -> Values:
-        """The library's, where it is of the size that the KFD gives the partition: what repeats the whole card's, in
-        size or in use, is no partition's own.
-        """
-        free, used, total = self._library.memory(device.pci_bus_id, device.kfd_node)
-        own, folder = device.memory_total_bytes, device_folder(self._places.sysfs, device.pci_bus_id)
-        if own is None or total != own or used == number(f"{folder}/mem_info_vram_used"):
-            return None, None, own
-        return free, used, total
+    @staticmethod
+    def _part_memory(device: Device) -> Values:
+        """The size that the KFD gives the partition. What the library says is in use repeats the whole card's."""
+        return None, None, device.memory_total_bytes
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus and the KFD know of it without touching it."""

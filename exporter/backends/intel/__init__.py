@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ DRIVERS = ("xe", "i915")
 
 _FIRST_INTEGRATED = "0000:00:02.0"  # reserved for it on Intel's processors
 _PACKAGE = "pkg"
+_PATIENCE_SECONDS = 60.0
 
 
 class Card(NamedTuple):
@@ -93,6 +95,7 @@ class IntelBackend:
         self._sources = Sources(places)
         self._cards: Mapping[str, Card] = {}
         self._facts: dict[str, _Facts] = {}
+        self._without: dict[str, float] = {}
         self.driver_version = ""
 
     def open(self) -> None:
@@ -106,14 +109,14 @@ class IntelBackend:
         sysfs, sysman = self._places.sysfs, self._sources.sysman
         cards = {
             address: Card(address, driver, place, kernel_files.incarnation(sysfs, address))
-            for place, (address, driver) in enumerate(self._bus.drivers().items())
+            for place, (address, driver) in enumerate(self._with_drm(self._bus.drivers()))
         }
         if not cards:
             raise BackendAbsent(*self._why_none())
         stayed = {card.who for card in self._cards.values()} & {card.who for card in cards.values()}
         if sysman.used and len(stayed) < len(cards):
             raise BackendAbsent("driver-mismatch", "a card has come that Level Zero was started without")
-        asleep = {address for address in cards if pci.is_asleep(sysfs, address)}
+        asleep = {address for address, card in cards.items() if card.driver and pci.is_asleep(sysfs, address)}
         if not asleep:
             sysman.start()  # it opens every card, and would wake one that sleeps
         for gone in (card.address for card in self._cards.values() if card.who not in stayed):
@@ -124,6 +127,18 @@ class IntelBackend:
         self._cards = cards
         self._sources.look_at_clients(dict(self._nodes(cards.keys() - asleep)))
         return list(cards)
+
+    def _with_drm(self, drivers: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Without cards whose driver has not made a DRM device for a minute: it cannot use them, and no runtime lists
+        them.
+        """
+        now, sysfs = time.monotonic(), self._places.sysfs
+        without = [
+            each for each, name in drivers.items() if name in DRIVERS and not kernel_files.incarnation(sysfs, each)
+        ]
+        self._without = {address: self._without.get(address, now) for address in without}
+        given_up = {address for address, since in self._without.items() if now - since > _PATIENCE_SECONDS}
+        return [(address, driver) for address, driver in drivers.items() if address not in given_up]
 
     def _why_none(self) -> tuple[str, str]:
         if any(True for _ in pci.cards(self._places.sysfs, VENDOR)):
@@ -146,10 +161,10 @@ class IntelBackend:
         card = self._cards.get(slot)
         if card is None:
             return ()
-        if pci.is_asleep(self._places.sysfs, slot):
-            raise DeviceAsleep(slot)
         if card.driver == kernel_files.ARRIVING or (card.driver in DRIVERS and not card.incarnation):
             raise DeviceFault("starting", f"{slot}: its driver has not made a DRM device yet")
+        if pci.is_asleep(self._places.sysfs, slot):
+            raise DeviceAsleep(slot)
         board = self._board(card)
         note(board)
         facts = self._facts.get(slot)

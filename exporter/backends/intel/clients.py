@@ -222,7 +222,10 @@ def _busiest(before: _Moment, now: _Moment, counted: Sequence[_Counters]) -> flo
     clocked = {name for entry in counted for name in entry.clock}
     shares = [0.0]
     for name in sorted({name for entry in counted for name in entry.busy}):
-        busy = sum(_since(before, client, values.get(name, 0), name) for client, values in now.clients.items())
+        spent = [_since(before, client, values.get(name, 0), name) for client, values in now.clients.items()]
+        if None in spent:
+            return None
+        busy = sum(each for each in spent if each)
         if not busy:
             continue
         if name not in clocked:
@@ -238,10 +241,10 @@ def _busiest(before: _Moment, now: _Moment, counted: Sequence[_Counters]) -> flo
     return max(shares)
 
 
-def _since(before: _Moment, client: int, value: int, name: str) -> int:
+def _since(before: _Moment, client: int, value: int, name: str) -> int | None:
     """What a client did since then. Numbers of clients only rise, so one that is newer than all did everything since;
-    an older one that was not seen is not known to have.
+    of an older one that was not seen it is not known.
     """
     if client in before.clients:
         return value - before.clients[client].get(name, 0)
-    return value if client > before.newest else 0
+    return value if client > before.newest else None

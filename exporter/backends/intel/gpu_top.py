@@ -99,7 +99,12 @@ class GpuTop:
 def _ending_with_us() -> list[str]:
     """A command that ends what it starts together with us, so that a tool which hangs is not left behind."""
     setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+    command = [setpriv or "", "--pdeathsig", "KILL"]
+    try:  # older ones have no such option
+        tried = subprocess.run([*command, "true"], capture_output=True, timeout=2, check=False) if setpriv else None
+    except (OSError, subprocess.TimeoutExpired):
+        tried = None
+    return command if tried is not None and tried.returncode == 0 else []
 
 
 def _samples(stream: int) -> Iterator[Mapping[str, Any]]:

@@ -5,6 +5,7 @@ the card's clients and ``intel_gpu_top``.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from exporter.model import Device, Hint
 
 Values = Sequence[float | None]
 
-_MOST_FAULTS = 3  # of Sysman's counters of a card, before it is asked for them no more
+# In a row, of Sysman's counters of a card, before it is asked for them no more for a while.
+_MOST_FAULTS, _AGAIN_AFTER_SECONDS = 3, 300.0
 _NO_SYSMAN = "install-level-zero"
 _HOW = "install Intel's Level Zero loader and GPU driver, and the extra gpu-fleet-exporter[intel]"
 _ELSE_SYSMAN = "memory: this kernel's driver does not tell it; Level Zero Sysman would"
@@ -42,7 +44,7 @@ class Sources:
         self._meters: dict[str, ClientMeter] = {}
         self._tops: dict[str, GpuTop] = {}
         self._sized: set[str] = set()
-        self._failing: set[str] = set()
+        self._failing: dict[str, float] = {}
         self._faults: dict[str, int] = {}
 
     def look_at_clients(self, nodes: Mapping[str, str]) -> None:
@@ -57,11 +59,12 @@ class Sources:
         if device.parent is not None:
             return (self.sysman.utilization(address, _tile(device)),)
         try:
-            value = None if address in self._failing else self.sysman.utilization(address, WHOLE)
+            value = None if self._fails(address) else self.sysman.utilization(address, WHOLE)
+            self._faults.pop(address, None)
         except DeviceFault:
             self._faults[address] = self._faults.get(address, 0) + 1
-            if self._faults[address] >= _MOST_FAULTS:
-                self._failing.add(address)  # from the next cycle on its clients are counted
+            if self._faults[address] >= _MOST_FAULTS:  # from the next cycle on its clients are counted
+                self._failing[address] = time.monotonic()
             raise
         if self._counted(address):
             self._stop_top(address)
@@ -134,7 +137,7 @@ class Sources:
     def forget(self, address: str) -> None:
         """What the card has done so far says nothing of what it does next: it sleeps, or is another card."""
         self.sysman.forget(address)
-        self._failing.discard(address)
+        self._failing.pop(address, None)
         self._faults.pop(address, None)
         self._stop_top(address)
         if address in self._meters:
@@ -142,7 +145,12 @@ class Sources:
 
     def _counted(self, address: str) -> bool:
         """Sysman has counters of the card's engines, and tells them."""
-        return self.sysman.counts(address) and address not in self._failing
+        return self.sysman.counts(address) and not self._fails(address)
+
+    def _fails(self, address: str) -> bool:
+        """Sysman has failed to tell them several times in a row, not long ago."""
+        since = self._failing.get(address)
+        return since is not None and time.monotonic() - since < _AGAIN_AFTER_SECONDS
 
     def _no_sysman(self, address: str) -> Hint:
         if self.sysman.absent:
