@@ -28,6 +28,8 @@ from tests.fakes.sysfs import (
     needs_root,
 )
 
+pytestmark = pytest.mark.e2e
+
 AMD = AmdCard(pci="0000:03:00.0", minor=1, busy=11, kfd_nodes=(KfdNode(node=2),))
 SECOND = AmdCard(
     pci="0000:83:00.0",
@@ -495,7 +497,6 @@ def as_rocm_smi(card: AmdCard) -> dict[str, str]:
     }
 
 
-@pytest.mark.e2e
 def test_rocm_smi_reads_the_values_of_each_card(fake: FakeSys) -> None:
     """It goes by DRM minors, which are in the reverse order of the PCI addresses here."""
     fake.write([AMD, SECOND])
@@ -505,7 +506,6 @@ def test_rocm_smi_reads_the_values_of_each_card(fake: FakeSys) -> None:
     assert as_rocm_smi(AMD).items() <= answer["card1"].items()
 
 
-@pytest.mark.e2e
 def test_rocm_smi_sees_a_card_leave(fake: FakeSys) -> None:
     fake.write([AMD, SECOND])
     fake.remove(AMD.pci)

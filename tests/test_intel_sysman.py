@@ -29,6 +29,8 @@ from tests.fakes.ze_loader import (
 from tests.harness import Daemon, Scrape, Start
 from tests.test_intel_backend import ARC_A, ARC_B, IGPU, MAX_XE, Host
 
+pytestmark = pytest.mark.e2e
+
 GIB = 1 << 30
 LOST, LOW_POWER, RESET, NO_RIGHT, UNSUPPORTED, UNKNOWN = (
     0x70000001,
@@ -427,7 +429,6 @@ def degrees(page: Scrape) -> dict[str, float]:
     return {each.labels["pci_bus_id"]: each.value for each in page.of("gpu_temperature_celsius")}
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("how", ["settings", "by-name"])
 def test_the_loader_is_found(fake: FakeSys, ze: FakeZeLoader, start: Start, how: str) -> None:
     """At the path of the settings, or by its name; pyzes alone looks at one path of one distribution."""
@@ -438,7 +439,6 @@ def test_the_loader_is_found(fake: FakeSys, ze: FakeZeLoader, start: Start, how:
     assert free_of(daemon.scrape()) == {ARC_B.pci: 6}
 
 
-@pytest.mark.e2e
 def test_a_slow_call_on_eight_cards_is_waited_for_once_f59(fake: FakeSys, ze: FakeZeLoader, start: Start) -> None:
     """F59: 150 ms on each of eight cards is less than a second for all."""
     cards = [replace(ARC_B, pci=f"0000:{bus:02x}:00.0", minor=bus) for bus in range(3, 11)]
@@ -451,7 +451,6 @@ def test_a_slow_call_on_eight_cards_is_waited_for_once_f59(fake: FakeSys, ze: Fa
     assert 0.15 <= page.seconds < 1
 
 
-@pytest.mark.e2e
 def test_a_card_that_hangs_in_it_is_alone_in_that(fake: FakeSys, ze: FakeZeLoader, start: Start) -> None:
     """The others are read within the deadline, and it heals."""
     fake.write([ARC_B, ARC_A])
@@ -467,7 +466,6 @@ def test_a_card_that_hangs_in_it_is_alone_in_that(fake: FakeSys, ze: FakeZeLoade
     daemon.scrape_until(lambda page: len(free_of(page)) == 2)
 
 
-@pytest.mark.e2e
 def test_a_start_that_hangs_costs_its_own_readings(fake: FakeSys, ze: FakeZeLoader, start: Start) -> None:
     """The kernel's are served within the deadline from the first page on, and Sysman's come once it has started."""
     fake.write([ARC_B])
@@ -485,7 +483,6 @@ def test_a_start_that_hangs_costs_its_own_readings(fake: FakeSys, ze: FakeZeLoad
     assert free_of(daemon.scrape_until(lambda page: bool(free_of(page)))) == {ARC_B.pci: 6}
 
 
-@pytest.mark.e2e
 def test_a_crash_costs_a_cycle(fake: FakeSys, ze: FakeZeLoader, start: Start) -> None:
     """The worker starts anew."""
     fake.write([ARC_B])
@@ -498,7 +495,6 @@ def test_a_crash_costs_a_cycle(fake: FakeSys, ze: FakeZeLoader, start: Start) ->
     assert daemon.scrape_until(lambda page: free_of(page) == {ARC_B.pci: 6})
 
 
-@pytest.mark.e2e
 def test_a_card_that_goes_and_comes_f95(fake: FakeSys, ze: FakeZeLoader, start: Start) -> None:
     """F95: A and B, A, A and B, with equal labels, though Level Zero must be started anew for a card that comes."""
     fake.write([ARC_B, ARC_A])
@@ -528,7 +524,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("how", [*BROKEN, "old-loader", "no-loader", "no-file"])
 def test_without_it_the_kernels_readings_go_on(
     fake: FakeSys, ze: FakeZeLoader, start: Start, tmp_path: Path, how: str
