@@ -25,7 +25,7 @@ from tests.fakes.checks import (
     check_writes,
     starting,
 )
-from tests.fakes.library import CompilerMissingError
+from tests.fakes.shared_object import CompilerMissingError
 from tests.fakes.ze_loader import (
     CALLS,
     OLD_LOADER_LACKS,
@@ -167,7 +167,7 @@ class PyzesChild(Child):
     """A process in which ``from pyzes import *`` has been done."""
 
     def __init__(self, fake: FakeZeLoader, *, placed: bool = False) -> None:
-        redirect, within = ("", fake.placed) if placed else (REDIRECT.format(library=str(fake.library)), list)
+        redirect, within = ("", fake.placed) if placed else (REDIRECT.format(library=str(fake.shared_object)), list)
         super().__init__(redirect + CHILD, {**os.environ, **fake.environment()}, Refused, within)
 
     def counter(self, expression: str) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class Machine:
         entries = [{"name": name, "runtime": "level_zero", "env": env, **settings} for name, env in fleets.items()]
         config = {
             "backends": ["intel"],
-            "libraries": {"intel": str(self.ze.library)},
+            "libraries": {"intel": str(self.ze.shared_object)},
             "sampling": {"reuse_seconds": 0},
             "fleets": [*entries, {"name": "host", "runtime": "host"}],
         }

@@ -84,7 +84,7 @@ def ze(tmp_path: Path, ze_library: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def host_of(fake: FakeSys, ze: FakeZeLoader) -> Host:
-    return Host(fake, library=str(ze.library))
+    return Host(fake, library=str(ze.shared_object))
 
 
 def of_memory(free: float, used: float, total: float | None) -> Mapping[str, float]:
@@ -434,8 +434,8 @@ def test_the_loader_is_found(fake: FakeSys, ze: FakeZeLoader, start: Start, how:
     """At the path of the settings, or by its name; pyzes alone looks at one path of one distribution."""
     fake.write([ARC_B])
     ze.write([gpu(ARC_B)])
-    environment = {"LD_LIBRARY_PATH": str(ze.library.parent)} if how == "by-name" else {}
-    daemon = daemon_on(start, fake, ze, ze.library if how == "settings" else None, environment)
+    environment = {"LD_LIBRARY_PATH": str(ze.shared_object.parent)} if how == "by-name" else {}
+    daemon = daemon_on(start, fake, ze, ze.shared_object if how == "settings" else None, environment)
     assert free_of(daemon.scrape()) == {ARC_B.pci: 6}
 
 
@@ -444,7 +444,7 @@ def test_a_slow_call_on_eight_cards_is_waited_for_once_f59(fake: FakeSys, ze: Fa
     cards = [replace(ARC_B, pci=f"0000:{bus:02x}:00.0", minor=bus) for bus in range(3, 11)]
     fake.write(cards)
     ze.write([gpu(card) for card in cards], lines=["slow zesMemoryGetState 150"])
-    daemon = daemon_on(start, fake, ze, ze.library)
+    daemon = daemon_on(start, fake, ze, ze.shared_object)
     daemon.scrape()
     page = daemon.scrape()
     assert len(free_of(page)) == 8
@@ -455,7 +455,7 @@ def test_a_card_that_hangs_in_it_is_alone_in_that(fake: FakeSys, ze: FakeZeLoade
     """The others are read within the deadline, and it heals."""
     fake.write([ARC_B, ARC_A])
     ze.write([gpu(ARC_B), gpu(ARC_A)])
-    daemon = daemon_on(start, fake, ze, ze.library)
+    daemon = daemon_on(start, fake, ze, ze.shared_object)
     daemon.scrape()
     ze.write([gpu(ARC_B), gpu(ARC_A, 4)], lines=["hang zesMemoryGetState 0"])
     page = daemon.scrape(timeout=1.5)
@@ -470,7 +470,7 @@ def test_a_start_that_hangs_costs_its_own_readings(fake: FakeSys, ze: FakeZeLoad
     """The kernel's are served within the deadline from the first page on, and Sysman's come once it has started."""
     fake.write([ARC_B])
     ze.write([gpu(ARC_B)], lines=["hang zesInit"])
-    daemon = daemon_on(start, fake, ze, ze.library)
+    daemon = daemon_on(start, fake, ze, ze.shared_object)
     page = daemon.scrape(timeout=4)
     assert degrees(page) == {ARC_B.pci: 48}
     page = daemon.scrape(timeout=1)
@@ -487,7 +487,7 @@ def test_a_crash_costs_a_cycle(fake: FakeSys, ze: FakeZeLoader, start: Start) ->
     """The worker starts anew."""
     fake.write([ARC_B])
     ze.write([gpu(ARC_B)])
-    daemon = daemon_on(start, fake, ze, ze.library)
+    daemon = daemon_on(start, fake, ze, ze.shared_object)
     daemon.scrape()
     ze.write([gpu(ARC_B)], lines=["crash zesMemoryGetState"])
     assert free_of(daemon.scrape()) == {}
@@ -499,7 +499,7 @@ def test_a_card_that_goes_and_comes_f95(fake: FakeSys, ze: FakeZeLoader, start: 
     """F95: A and B, A, A and B, with equal labels, though Level Zero must be started anew for a card that comes."""
     fake.write([ARC_B, ARC_A])
     ze.write([gpu(ARC_B, 4), gpu(ARC_A, 5)])
-    daemon = daemon_on(start, fake, ze, ze.library)
+    daemon = daemon_on(start, fake, ze, ze.shared_object)
     before = daemon.scrape()
     assert free_of(before) == {ARC_B.pci: 4, ARC_A.pci: 5}
     fake.write([ARC_B, replace(ARC_A, driver="vfio-pci")])
@@ -531,7 +531,7 @@ def test_without_it_the_kernels_readings_go_on(
     """A hint says why in a sentence, and nothing is printed."""
     fake.write([ARC_B])
     ze.write([gpu(ARC_B)])
-    library: Path | None = ze.library
+    library: Path | None = ze.shared_object
     environment: dict[str, str] = {}
     if how == "old-loader":
         library = build(tmp_path / "old", OLD_LOADER_LACKS)

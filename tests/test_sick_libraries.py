@@ -55,7 +55,7 @@ def test_libraries_that_crash_are_left_out(tree: FakeSys, tmp_path: Path, start:
     amd.write([], lines=["crash amdsmi_init *"])
     ze = ze_loader.FakeZeLoader(tmp_path, ze_loader.build_or_skip(tmp_path / "ze"))
     ze.write([], lines=["crash zesInit *"])
-    config = CONFIG + f"libraries: {{intel: {ze.library}}}\n"
+    config = CONFIG + f"libraries: {{intel: {ze.shared_object}}}\n"
     daemon = start(amd.environment() | ze.environment(), config, flags(tree))
     daemon.scrape_until(lambda page: temperatures(page) == TEMPERATURES, within=20)
     for _ in range(5):

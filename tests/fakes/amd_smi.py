@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fakes import library
-from tests.fakes.library import BuildError, MissingError
+from tests.fakes import shared_object
+from tests.fakes.shared_object import BuildError, MissingError
 
 __all__ = [
     "CALLS",
@@ -61,16 +61,16 @@ def symbols() -> frozenset[str]:
 
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """``directory/lib/libamd_smi.so``, now there without the symbols ``without``: what an older library lacks."""
-    library.check_known(NAME, without, symbols())
-    cc = library.compiler()
+    shared_object.check_known(NAME, without, symbols())
+    cc = shared_object.compiler()
     with tempfile.TemporaryDirectory() as scratch:
-        switches = [*library.shared(SONAME), *_linked(Path(scratch), symbols() - set(without))]
-        return library.compiled(cc, SOURCE, directory / "lib" / SONAME, switches)
+        switches = [*shared_object.shared(SONAME), *_linked(Path(scratch), symbols() - set(without))]
+        return shared_object.compiled(cc, SOURCE, directory / "lib" / SONAME, switches)
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; without a C compiler or ``amdsmi`` the test is skipped, saying so, or fails if ``CI=true``."""
-    return library.built_or_skipped(NAME, lambda: build(directory, without))
+    return shared_object.built_or_skipped(NAME, lambda: build(directory, without))
 
 
 def _linked(scratch: Path, exported: frozenset[str]) -> list[str]:
@@ -127,7 +127,7 @@ class Gpu:
     power: int | None = None
 
 
-class FakeAmdSmi(library.RecordedState):
+class FakeAmdSmi(shared_object.RecordedState):
     """The state file and the record in ``directory``, for the ``library`` that :func:`build` made.
 
     Once the file is removed every call but shutdown and those about the library answers DRIVER_NOT_LOADED.
@@ -158,18 +158,18 @@ class FakeAmdSmi(library.RecordedState):
         lines: Sequence[str] = (),
     ) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        rules = library.checked(NAME, lines, symbols(), library.RULES | {"lie"})
+        rules = shared_object.checked(NAME, lines, symbols(), shared_object.RULES | {"lie"})
         self.put([*_head(driver, version), *_gpus(gpus), *rules])
 
 
 def _head(driver: str | None, version: Version | None) -> Iterator[str]:
     if version is not None:
-        yield f"version {version.major} {version.minor} {version.release} {library.quoted(version.build)}"
+        yield f"version {version.major} {version.minor} {version.release} {shared_object.quoted(version.build)}"
     if driver is not None:
-        yield f"driver {library.quoted(driver)}"
+        yield f"driver {shared_object.quoted(driver)}"
 
 
 def _gpus(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield library.device_line("gpu", index, device=gpu, without={"index"})
+        yield shared_object.device_line("gpu", index, device=gpu, without={"index"})

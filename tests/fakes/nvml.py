@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.fakes import library
-from tests.fakes.library import BuildError, CompilerMissingError
+from tests.fakes import shared_object
+from tests.fakes.shared_object import BuildError, CompilerMissingError
 
 __all__ = [
     "CALLS",
@@ -48,15 +48,19 @@ MOST_EQUAL_CARDS = 37
 
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """``directory``, which now holds the library without the symbols ``without``: what an older driver lacks."""
-    library.check_known(NAME, without, CALLS)
-    cc = library.compiler()
-    switches = [*library.shared(SONAME), f"-I{_header_directory()}", *(f"-DWITHOUT_{symbol}" for symbol in without)]
-    return library.compiled(cc, SOURCE, directory / SONAME, switches).parent
+    shared_object.check_known(NAME, without, CALLS)
+    cc = shared_object.compiler()
+    switches = [
+        *shared_object.shared(SONAME),
+        f"-I{_header_directory()}",
+        *(f"-DWITHOUT_{symbol}" for symbol in without),
+    ]
+    return shared_object.compiled(cc, SOURCE, directory / SONAME, switches).parent
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; where there is no C compiler the test is skipped with the reason, but fails if ``CI=true``."""
-    return library.built_or_skipped(NAME, lambda: build(directory, without))
+    return shared_object.built_or_skipped(NAME, lambda: build(directory, without))
 
 
 def _header_directory() -> Path:
@@ -106,7 +110,7 @@ class Gpu:
     instances: tuple[Mig, ...] = ()
 
 
-class FakeNvml(library.StateFile):
+class FakeNvml(shared_object.StateFile):
     """The state file in ``directory``, for the library that :func:`build` put there, or else in ``library``.
 
     Once it is removed every call but ``nvmlShutdown`` answers DRIVER_NOT_LOADED.
@@ -131,7 +135,7 @@ class FakeNvml(library.StateFile):
         lines: Sequence[str] = (),
     ) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        self.put([*_head(driver, count), *_cards(gpus), *library.checked(NAME, lines, CALLS)])
+        self.put([*_head(driver, count), *_cards(gpus), *shared_object.checked(NAME, lines, CALLS)])
 
 
 def equal_cards(count: int) -> tuple[Gpu, ...]:
@@ -160,7 +164,7 @@ def _equal_card(index: int, count: int) -> Gpu:
 
 def _head(driver: str | None, count: int | None) -> Iterator[str]:
     if driver is not None:
-        yield f"driver {library.quoted(driver)}"
+        yield f"driver {shared_object.quoted(driver)}"
     if count is not None:
         yield f"count {count}"
 
@@ -168,6 +172,6 @@ def _head(driver: str | None, count: int | None) -> Iterator[str]:
 def _cards(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield library.device_line("gpu", index, device=gpu, without={"index", "instances"})
+        yield shared_object.device_line("gpu", index, device=gpu, without={"index", "instances"})
         for part in gpu.instances:
-            yield library.device_line("mig", index, part.index, device=part, without={"index"})
+            yield shared_object.device_line("mig", index, part.index, device=part, without={"index"})

@@ -28,8 +28,8 @@ from tests.fakes.kernel_trees import (
     drm_minor,
     sys_tree,
 )
-from tests.fakes.library import fail_in_ci_else_skip
 from tests.fakes.mirror import Fault, Link, Tree, clear, damage, links, place, sync, text_of
+from tests.fakes.shared_object import fail_in_ci_else_skip
 
 __all__ = [
     "FROM_PCI",

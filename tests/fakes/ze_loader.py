@@ -3,7 +3,7 @@
 ``ze_loader.c`` says what a line of that file means. The real ``pyzes`` looks for the loader at one path of the system,
 :data:`PYZES_PATH`, whatever ``LD_LIBRARY_PATH`` says. So a program sees the pretend GPUs when it is started with
 :meth:`FakeZeLoader.environment` in its environment by the command line that :meth:`FakeZeLoader.placed` makes, which
-needs root; or when it loads :attr:`FakeZeLoader.library` itself before it imports ``pyzes``, by :data:`REDIRECT`.
+needs root; or when it loads :attr:`FakeZeLoader.shared_object` itself before it imports ``pyzes``, by :data:`REDIRECT`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes import library
-from tests.fakes.library import BuildError, CompilerMissingError, fail_in_ci_else_skip
+from tests.fakes import shared_object
+from tests.fakes.shared_object import BuildError, CompilerMissingError, fail_in_ci_else_skip
 
 __all__ = [
     "CALLS",
@@ -66,21 +66,21 @@ _PLACE = 'mount -t overlay overlay -o "lowerdir=$1:$2" "$2" && shift 2 && exec "
 
 def build(directory: Path, without: Sequence[str] = ()) -> Path:
     """The library, now in ``directory``, without the symbols ``without``: what an older loader lacks."""
-    library.check_known(NAME, without, CALLS)
-    switches = [*library.shared(SONAME), *(f"-DWITHOUT_{symbol}" for symbol in without)]
-    return library.compiled(library.compiler(), SOURCE, directory / SONAME, switches)
+    shared_object.check_known(NAME, without, CALLS)
+    switches = [*shared_object.shared(SONAME), *(f"-DWITHOUT_{symbol}" for symbol in without)]
+    return shared_object.compiled(shared_object.compiler(), SOURCE, directory / SONAME, switches)
 
 
 def build_or_skip(directory: Path, without: Sequence[str] = ()) -> Path:
     """As :func:`build`; without a C compiler or pyzes the test is skipped with the reason, but fails if ``CI=true``."""
     if importlib.util.find_spec("pyzes") is None:
         fail_in_ci_else_skip("no pretend Level Zero loader: no pyzes to load it (pip install pyzes)")
-    return library.built_or_skipped("pretend Level Zero loader", lambda: build(directory, without))
+    return shared_object.built_or_skipped("pretend Level Zero loader", lambda: build(directory, without))
 
 
 def layouts(directory: Path) -> dict[str, dict[str, tuple[int, int]]]:
     """For each struct of the C side its members' offsets and sizes; its own size stands under ``-``."""
-    program = library.compiled(library.compiler(), SOURCE, directory / "layouts", ["-DLAYOUTS"])
+    program = shared_object.compiled(shared_object.compiler(), SOURCE, directory / "layouts", ["-DLAYOUTS"])
     output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for struct, member, offset, size in map(str.split, output.splitlines()):
@@ -172,7 +172,7 @@ _PARTS = {
 }
 
 
-class FakeZeLoader(library.RecordedState):
+class FakeZeLoader(shared_object.RecordedState):
     """The state file and the record in ``directory``, for the file ``library`` that :func:`build` made.
 
     Once the file is removed every call answers UNINITIALIZED.
@@ -180,7 +180,7 @@ class FakeZeLoader(library.RecordedState):
 
     def __init__(self, directory: Path, library: Path) -> None:
         super().__init__(directory / "ze_loader.state")
-        self.library = library
+        self.shared_object = library
         self._overlay = directory / "ze_loader.overlay"
 
     def environment(self) -> dict[str, str]:
@@ -194,13 +194,13 @@ class FakeZeLoader(library.RecordedState):
         else sees it and nothing remains; the process keeps its id, and signals reach the program itself.
         """
         self._overlay.mkdir(exist_ok=True)
-        shutil.copy2(self.library, self._overlay / SONAME)
+        shutil.copy2(self.shared_object, self._overlay / SONAME)
         namespace = ["unshare", "--mount", "--propagation", "private"]
         return [*namespace, "sh", "-c", _PLACE, "sh", str(self._overlay), str(PYZES_PATH.parent), *command]
 
     def write(self, gpus: Sequence[Gpu], *, drivers: int = 1, lines: Sequence[str] = ()) -> None:
         """Makes this the state, all at once: running programs see it at their next call, and in a hanging one."""
-        self.put([f"drivers {drivers}", *_devices(gpus), *library.checked(NAME, lines, CALLS)])
+        self.put([f"drivers {drivers}", *_devices(gpus), *shared_object.checked(NAME, lines, CALLS)])
 
 
 def place_or_skip(fake: FakeZeLoader) -> None:
@@ -217,7 +217,7 @@ def place_or_skip(fake: FakeZeLoader) -> None:
 def _devices(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield library.device_line("gpu", index, device=gpu, without={"index", *_PARTS.values()})
+        yield shared_object.device_line("gpu", index, device=gpu, without={"index", *_PARTS.values()})
         for word, parts in _PARTS.items():
             for number, part in enumerate(getattr(gpu, parts)):
-                yield library.device_line(word, index, number, device=part, without=())
+                yield shared_object.device_line(word, index, number, device=part, without=())

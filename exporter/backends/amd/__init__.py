@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from exporter import pci, units
 from exporter.backends import kernel_files
 from exporter.backends.amd import topology
-from exporter.backends.amd.library import Library, Values, free_used_total
+from exporter.backends.amd.smi import Library, Values, free_used_total
 from exporter.backends.base import Note, Places, Sampled
 from exporter.backends.kernel_files import Bus, Sensor, device_folder, number, text
 from exporter.backends.pci_names import name_of
@@ -90,13 +90,13 @@ class _Facts(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Metrics that one look at the kernel's files gives, in the order of its values; ``library`` gives them where the
+    """Metrics that one look at the kernel's files gives, in the order of its values; ``fallback`` gives them where the
     kernel does not offer any, which is None.
     """
 
     metrics: tuple[str, ...]
     kernel: Callable[[str, _Facts], Values | None]
-    library: Callable[[Library, str, int | None], Values]
+    fallback: Callable[[Library, str, int | None], Values]
 
 
 def _utilization(folder: str, facts: _Facts) -> Values | None:
@@ -258,7 +258,7 @@ class AmdBackend:
         values = row.kernel(device_folder(self._places.sysfs, device.pci_bus_id), facts)
         if values is not None:
             return values
-        return row.library(self._library, device.pci_bus_id, device.kfd_node)
+        return row.fallback(self._library, device.pci_bus_id, device.kfd_node)
 
     def _of_part(self, device: Device) -> Iterator[tuple[tuple[str, ...], Callable[[], Values]]]:
         """What is a partition's own: the temperature is the card's."""

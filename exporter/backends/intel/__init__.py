@@ -220,7 +220,7 @@ class IntelBackend:
             hpc=family.hpc if family else None,
             integrated=family.integrated if family else _is_integrated(card.address),
             product_family_rank=family.rank if family else None,
-            driver_library=family.library if family else None,
+            driver_library=family.driver_library if family else None,
             driver_sorts=family.sorted if family else None,
         )
 

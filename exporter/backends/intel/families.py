@@ -21,7 +21,7 @@ class Family(NamedTuple):
     devices, the one of the higher value comes first. ``hpc`` is Data Center GPU Max, whose tiles are devices where the
     environment says nothing. A card of a ``multi_tile`` family has one, two or four tiles, of any other family one.
 
-    ``library`` is where release 24.35 and later put it: Gen8, Gen9 and Gen11 are in the legacy library, from
+    ``driver_library`` is where release 24.35 and later put it: Gen8, Gen9 and Gen11 are in the legacy library, from
     Gen12 on all are in the current one; earlier releases had one library for all. It is None where the driver itself
     says that Level Zero does not serve the family; such a card counts in the list that ``ZE_AFFINITY_MASK`` numbers in
     the library that knows its id, but is never enumerated.
@@ -38,7 +38,7 @@ class Family(NamedTuple):
     device_ids: frozenset[int]
     integrated: bool = True
     hpc: bool = False
-    library: Literal["legacy1", "current"] | None = "current"
+    driver_library: Literal["legacy1", "current"] | None = "current"
     sorted: bool = False
     multi_tile: bool = False
 
@@ -53,7 +53,7 @@ FAMILIES: Final = (
         "BDW",
         16,
         _ids("1602 1606 160a 160d 160e 1612 1616 161a 161d 161e 1622 1626 162a 162b 162d 162e"),
-        library=None,
+        driver_library=None,
     ),
     # Gen9
     Family(
@@ -63,7 +63,7 @@ FAMILIES: Final = (
             "1902 1906 190a 190b 190e 1912 1913 1915 1916 1917 191a 191b 191d 191e 1921 1923 1926 1927 192a 192b 192d"
             " 1932 193a 193b 193d"
         ),
-        library="legacy1",
+        driver_library="legacy1",
     ),
     Family(
         "KBL",
@@ -72,7 +72,7 @@ FAMILIES: Final = (
             "5902 5906 5908 590a 590b 590e 5912 5913 5915 5916 5917 591a 591b 591c 591d 591e 5921 5923 5926 5927 592a"
             " 592b 5932 593a 593b 593d"
         ),
-        library="legacy1",
+        driver_library="legacy1",
     ),
     Family(  # and Comet Lake
         "CFL",
@@ -81,14 +81,14 @@ FAMILIES: Final = (
             "3e90 3e91 3e92 3e93 3e94 3e95 3e96 3e98 3e99 3e9a 3e9b 3ea0 3ea1 3ea2 3ea3 3ea4 3ea5 3ea6 3ea7 3ea8 3ea9"
             " 9b21 9b41 9ba0 9ba2 9ba4 9ba5 9ba8 9baa 9bab 9bac 9bc0 9bc2 9bc4 9bc5 9bc6 9bc8 9bca 9bcb 9bcc 9be6 9bf6"
         ),
-        library="legacy1",
+        driver_library="legacy1",
     ),
-    Family("BXT", 22, _ids("0a84 1a84 1a85 5a84 5a85"), library=None),  # Apollo Lake
-    Family("GLK", 23, _ids("3184 3185"), library=None),
+    Family("BXT", 22, _ids("0a84 1a84 1a85 5a84 5a85"), driver_library=None),  # Apollo Lake
+    Family("GLK", 23, _ids("3184 3185"), driver_library=None),
     # Gen11
-    Family("ICLLP", 26, _ids("8a50 8a51 8a52 8a56 8a58 8a5a 8a5c"), library="legacy1"),
-    Family("LKF", 27, _ids("9840"), library=None),
-    Family("EHL", 28, _ids("4500 4541 4551 4555 4571 4e51 4e55 4e61 4e71"), library=None),  # and Jasper Lake
+    Family("ICLLP", 26, _ids("8a50 8a51 8a52 8a56 8a58 8a5a 8a5c"), driver_library="legacy1"),
+    Family("LKF", 27, _ids("9840"), driver_library=None),
+    Family("EHL", 28, _ids("4500 4541 4551 4555 4571 4e51 4e55 4e61 4e71"), driver_library=None),  # and Jasper Lake
     # Gen12
     Family("TGLLP", 29, _ids("9a40 9a49 9a59 9a60 9a68 9a70 9a78")),
     Family("RKL", 30, _ids("4c80 4c8a 4c8b 4c8c 4c90 4c9a")),
