@@ -56,10 +56,12 @@ def number(path: str, base: int = 10) -> int | None:
     return int(found, base)
 
 
-def probe(path: str) -> None:
-    """Read a file for its error alone, if it is there. Raises as :func:`text`."""
-    if text(path) == "":
+def probe(path: str) -> bool:
+    """Whether a file is there, which is read for its error alone. Raises as :func:`text`, also for an empty one."""
+    found = text(path)
+    if found == "":
         raise DeviceFault("driver-error", f"{path}: found nothing, expected data")
+    return found is not None
 
 
 def names(folder: str) -> list[str]:

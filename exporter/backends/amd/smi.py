@@ -24,8 +24,9 @@ from exporter.errors import BackendAbsent, DeviceFault
 
 PACKAGE, EXTRA, STEM = "amdsmi", "gpu-fleet-exporter[amd]", "libamd_smi.so"
 _BINDING = f"share/amd_smi/{PACKAGE}/__init__.py"
-# The library of each ROCm release, by its first two numbers; seen in the releases' own headers.
-_LIBRARY_OF_RELEASE = {(7, 0): (26, 0), (7, 1): (26, 1), (7, 2): (26, 2)}
+# The library of a ROCm release, by their first two numbers: ROCm 7.0.2 documents AMD SMI 26.0.2. Of others it is not
+# known, and then the binding does not count as fitting.
+_LIBRARY_OF_RELEASE = {(7, 0): (26, 0)}
 _NOT_SUPPORTED, _NOT_YET, _NO_DATA = 2, 3, 40
 _NOT_OFFERED = (_NOT_SUPPORTED, _NOT_YET, _NO_DATA)
 _PERMISSION = 10
@@ -100,9 +101,8 @@ class Library:
         """As amd-smi shows it. Where ``gpu_metrics`` fails the library repeats its last answer, so it is read too."""
         handle = self._handle(address, node)
         table = f"{kernel_files.device_folder(self._places.sysfs, address)}/gpu_metrics"
-        if handle is None or kernel_files.text(table) is None:
+        if handle is None or not kernel_files.probe(table):
             return (None,)
-        kernel_files.probe(table)
         activity = self._ask(self._amdsmi.amdsmi_get_gpu_activity, handle)
         busy = activity.get("gfx_activity") if isinstance(activity, dict) else None
         return (units.percent(busy) if isinstance(busy, int) else None,)
@@ -202,9 +202,7 @@ class Library:
         return next((root for root in roots if root and Path(root, _BINDING).is_file()), None)
 
     def _is_of_the_bindings_release(self) -> bool:
-        """A library that is older or newer than the binding has other structs; before ROCm 6.4 the first number was
-        the year.
-        """
+        """A library that is older or newer than the binding may have other structs."""
         try:
             release = re.match(r"(\d+)\.(\d+)", metadata.version(PACKAGE))
             version = self._amdsmi.amdsmi_get_lib_version()
