@@ -10,6 +10,7 @@ Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
@@ -19,41 +20,74 @@ from msgspec import Meta
 
 from exporter.errors import ConfigError
 from exporter.facts import FACTS
+from exporter.fleet_names import PLACEHOLDER, placeholders
 from exporter.model import EVIDENCE, Evidence
 from exporter.yaml_nodes import CONTROL, MAX_NODES, compose, found, is_null, join, line_of, meaning, quoted, read, short
 
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}"  # with the slashes of MIG-GPU-<uuid>/<gi>/<ci>, NVIDIA's form before R470
 _PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]"
 
-_NAME_WORDS = "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit"
+_NAME_WORDS = (
+    "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit, or has"
+    " placeholders such as {unit}"
+)
 _REACH_WORDS = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
 
 _Backend = Annotated[str, Meta(extra={"names": "backend"})]
 _Runtime = Annotated[str, Meta(extra={"names": "runtime"})]
 _Grade = Annotated[Evidence, Meta(extra={"names": "grade of evidence"})]
-_FleetName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:@/-]{0,62}\Z", description=_NAME_WORDS)]
+_IN_NAMES = rf"(?:[A-Za-z0-9._:@/-]|{PLACEHOLDER.pattern})"
+_FleetName = Annotated[
+    str, Meta(pattern=rf"\A(?:[A-Za-z0-9]|{PLACEHOLDER.pattern})(?=.{{0,62}}\Z){_IN_NAMES}*\Z", description=_NAME_WORDS)
+]
 _Reach = Annotated[str, Meta(pattern=rf"\A(?:{_UUID}|{_PCI})\Z", description=_REACH_WORDS)]
 _Variable = Annotated[
     str, Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z", description="a variable's name of letters, digits and _")
 ]
 _Fact = Annotated[str, Meta(extra={"names": "fact"})]
 _Path = Annotated[str, Meta(pattern=r"\A/[^\x00]{1,4095}\Z", description="an absolute path")]
+_Unit = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9:_.\\@*?\[\]-]{1,255}\Z",
+        description="the name of a systemd unit, in which * and ? and [...] stand for others as in a shell",
+    ),
+]
+_Pattern = Annotated[str, Meta(min_length=1, description="a regular expression", extra={"regular expression": True})]
+_ProbeMode = Annotated[str, Meta(extra={"names": "mode"})]
 _Interval = Annotated[float, Meta(ge=0.25, le=3600, extra={"null": True})]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When devices are read; all in seconds. ``interval_seconds`` is None where only a scrape starts a cycle."""
+    """When devices are read, and processes looked for (``scan_seconds``); all in seconds.
+
+    ``interval_seconds`` is None where only a scrape starts a cycle.
+    """
 
     reuse_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.9
     deadline_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 8.0
     interval_seconds: _Interval | None = None
     hang_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    scan_seconds: Annotated[float, Meta(ge=0.25, le=3600)] = 5.0
 
 
 class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which grades of evidence an inverted mask may rest on: at least one, none twice."""
+    """Which grades of evidence an inverted mask may rest on: at least one, none twice; whether drivers are asked; and
+    how many fleets of live processes may be shown.
+    """
 
     accept: tuple[_Grade, ...] = EVIDENCE
+    probe: _ProbeMode = "auto"
+    max_fleets: Annotated[int, Meta(ge=1, le=100_000)] = 256
+
+
+class ProcessPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Regular expressions: ``command`` is searched for in the command line, its arguments joined by blanks; ``user``
+    is the whole name of the process's user (the number of one without a name). At least one of them.
+    """
+
+    command: _Pattern | None = None
+    user: _Pattern | None = None
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +95,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``env`` has the variables that are set, with the scalars' own text. A fleet of runtime ``host`` has neither ``env``
     nor ``reach``. ``reach`` keeps the spelling of the file. ``known`` has the texts of :data:`exporter.facts.FACTS`.
+
+    At most one of :data:`SOURCES` says where the workload's processes are found, and then its environment is theirs.
+    Where such a fleet has no ``reach`` it is measured. A name with placeholders stands for a fleet each.
     """
 
     name: _FleetName
@@ -68,6 +105,29 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[_Variable, str] = msgspec.field(default_factory=dict)
     reach: tuple[_Reach, ...] | None = None
     known: dict[_Fact, str] = msgspec.field(default_factory=dict)
+    pid_file: _Path | None = None
+    systemd_unit: _Unit | None = None
+    process: ProcessPattern | None = None
+    cgroup: _Pattern | None = None
+
+
+PROBE_MODES = ("auto", "never")
+
+SOURCES = ("pid_file", "systemd_unit", "process", "cgroup")
+"""The keys of a fleet that say where its processes are found."""
+
+
+def values_of(entry: FleetSettings) -> tuple[str, ...]:
+    """The placeholders that a fleet's name may have: what is known of each workload that its source finds."""
+    if entry.systemd_unit is not None:
+        return ("unit", "user", "pid")
+    if entry.process is not None:
+        return (*_groups(entry.process.command), "user", "pid")
+    return (*_groups(entry.cgroup), "user", "pid") if entry.cgroup is not None else ()
+
+
+def _groups(pattern: str | None) -> tuple[str, ...]:
+    return () if pattern is None else tuple(re.compile(pattern).groupindex)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +152,7 @@ def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collecti
     if root is None or is_null(root):
         return Settings()
     names: dict[str, list[str]] = {"runtime": sorted(runtimes), "backend": sorted(backends)}
-    names |= {"grade of evidence": list(EVIDENCE), "fact": list(FACTS)}
+    names |= {"grade of evidence": list(EVIDENCE), "fact": list(FACTS), "mode": list(PROBE_MODES)}
     return msgspec.convert(_Reader(path, names).value(root, Settings, ""), Settings)
 
 
@@ -139,7 +199,12 @@ def _expected(kind: Any) -> str:
     meta = _meta(kind)
     if meta.ge is None:
         return meta.description or "text"
-    return f"{'null or ' if meta.extra else ''}a number from {meta.ge} to {meta.le}"
+    number = "a whole number" if _is_whole(kind) else "a number"
+    return f"{'null or ' if meta.extra else ''}{number} from {meta.ge} to {meta.le}"
+
+
+def _is_whole(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is int
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
@@ -205,11 +270,25 @@ class _Reader:
         nodes = {key_node.value: value for key_node, value in node.value}
         self._once(self._fleets, data["name"], f"the fleet {data['name']}", nodes["name"], f"{key}.name")
         for name, value in nodes.items():
-            if data.get("runtime") == "host" and name in ("env", "reach", "known"):
+            if data.get("runtime") == "host" and name in ("env", "reach", "known", *SOURCES):
                 self._fail(value, f"{key}.{name}", f"expected no {name}: the runtime host has every device and no mask")
+        self._check_source(nodes, data, key)
         for fact, text in data.get("known", {}).items():
             if text not in FACTS[fact]:
                 self._fail(nodes["known"], f"{key}.known.{fact}", _unknown("value", text, FACTS[fact]))
+
+    def _check_source(self, nodes: dict[str, yaml.Node], data: dict[str, Any], key: str) -> None:
+        """One source of the environment, and a name that it can fill in."""
+        sources = [name for name in nodes if name in ("env", *SOURCES)]
+        for name in sources[1:]:
+            self._fail(nodes[name], f"{key}.{name}", f"expected one source of the environment, found {sources[0]} too")
+        if "process" in data and not data["process"]:
+            self._fail(nodes["process"], f"{key}.process", "expected a command or a user, found neither")
+        known = values_of(msgspec.convert(data, FleetSettings))
+        for name in placeholders(data["name"]):
+            if name not in known:
+                expected = f"expected {' or '.join(known)}" if known else "expected none: it stands for one workload"
+                self._fail(nodes["name"], f"{key}.name", f"found the placeholder {quoted(name)}, {expected}")
 
     def _pairs(self, node: yaml.Node, key: str, hint: str = "") -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
         seen: dict[str, int] = {}
@@ -263,6 +342,12 @@ class _Reader:
             self._fail(node, key, f"expected printable text, found an escape for the character U+{ord(bad[0]):04X}")
         return str(node.value)
 
+    def _check_pattern(self, node: yaml.Node, value: str, key: str) -> None:
+        try:
+            re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
+            self._fail(node, key, f"expected a regular expression, found {quoted(value)}: {error}")
+
     def _leaf(self, node: yaml.Node, kind: Any, key: str, hint: str = "") -> Any:
         extra = _meta(kind).extra or {}
         value = meaning(node) if isinstance(node, yaml.ScalarNode) else node
@@ -271,6 +356,10 @@ class _Reader:
         names = self._names[extra["names"]] if "names" in extra else []
         if names and isinstance(value, str) and value not in names:
             self._fail(node, key, _unknown(extra["names"], value, names))
+        if _is_whole(kind) and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if "regular expression" in extra and isinstance(value, str):
+            self._check_pattern(node, value, key)
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError:

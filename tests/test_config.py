@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import config, masks, yaml_nodes
-from exporter.config import FleetSettings, Mapping, Sampling, Settings
+from exporter.config import FleetSettings, Mapping, ProcessPattern, Sampling, Settings
 from exporter.errors import ConfigError
 
 RUNTIMES = ("cuda", "rocm", "level_zero", "sycl", "vulkan", "host")
@@ -162,10 +162,13 @@ def test_aliases_are_followed() -> None:
 
 # --- complaints: (settings, what is said after the file's name)
 
-NAME = "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit"
+NAME = (
+    "a name of 1 to 63 of the characters A-Z a-z 0-9 . _ : @ / - that starts with a letter or a digit, or has"
+    " placeholders such as {unit}"
+)
 REACH = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
-SAMPLING_KEYS = "reuse_seconds, deadline_seconds, interval_seconds, hang_seconds"
-FLEET_KEYS = "name, runtime, env, reach, known"
+SAMPLING_KEYS = "reuse_seconds, deadline_seconds, interval_seconds, hang_seconds, scan_seconds"
+FLEET_KEYS = "name, runtime, env, reach, known, pid_file, systemd_unit, process, cgroup"
 TOP_KEYS = "backends, libraries, sampling, mapping, fleets"
 ALL_BACKENDS = "amd, intel, nvidia, simulated"
 ALL_RUNTIMES = "cuda, host, level_zero, rocm, sycl, vulkan"
@@ -228,6 +231,35 @@ TYPES = [
     ("fleets: [{name: 12}]", f"1: fleets[0].name: expected {NAME}, found the number 12: quote it to make it text"),
     ("fleets: [{name: true}]", f"1: fleets[0].name: expected {NAME}, found the truth value true: "
      "quote it to make it text"),
+]  # fmt: skip
+
+UNIT = "the name of a systemd unit, in which * and ? and [...] stand for others as in a shell"
+
+SOURCES = [
+    ("fleets:\n- name: a\n  env: {A: b}\n  pid_file: /x",
+     "4: fleets[0].pid_file: expected one source of the environment, found env too"),
+    ("fleets:\n- name: a\n  pid_file: /x\n  cgroup: x",
+     "4: fleets[0].cgroup: expected one source of the environment, found pid_file too"),
+    ("fleets: [{name: a, pid_file: x}]", "1: fleets[0].pid_file: expected an absolute path, found the text 'x'"),
+    ("fleets: [{name: a, runtime: host, systemd_unit: x}]", "1: fleets[0].systemd_unit: expected no systemd_unit: "
+     "the runtime host has every device and no mask"),
+    ("fleets: [{name: a, systemd_unit: a/b}]", f"1: fleets[0].systemd_unit: expected {UNIT}, found the text 'a/b'"),
+    ("fleets: [{name: a, process: {}}]", "1: fleets[0].process: expected a command or a user, found neither"),
+    ("fleets: [{name: a, process: {command: (}}]", "1: fleets[0].process.command: expected a regular expression, "
+     "found '(': missing ), unterminated subpattern at position 0"),
+    ("fleets: [{name: a, cgroup: '['}]", "1: fleets[0].cgroup: expected a regular expression, "
+     "found '[': unterminated character set at position 0"),
+    ("fleets: [{name: a, cgroup: ''}]", "1: fleets[0].cgroup: expected a regular expression, found the text ''"),
+    ("fleets: [{name: 'a-{job}', cgroup: '(?P<jobs>x)'}]",
+     "1: fleets[0].name: found the placeholder 'job', expected jobs or user or pid"),
+    ("fleets: [{name: 'a-{unit}', pid_file: /x}]",
+     "1: fleets[0].name: found the placeholder 'unit', expected none: it stands for one workload"),
+    ("fleets: [{name: 'a-{unit}', env: {A: b}}]",
+     "1: fleets[0].name: found the placeholder 'unit', expected none: it stands for one workload"),
+    ("fleets: [{name: 'a-{unit', systemd_unit: x}]", f"1: fleets[0].name: expected {NAME}, found the text 'a-{{unit'"),
+    ("mapping: {probe: always}", "1: mapping.probe: unknown mode 'always', expected one of auto, never"),
+    ("mapping: {max_fleets: 2.5}", "1: mapping.max_fleets: expected a whole number from 1 to 100000, "
+     "found the number 2.5"),
 ]  # fmt: skip
 
 NUMBERS = [
@@ -347,7 +379,7 @@ YAML = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "said"), KEYS + TYPES + NAMES + FLEETS + YAML, ids=short)
+@pytest.mark.parametrize(("text", "said"), KEYS + TYPES + NAMES + FLEETS + SOURCES + YAML, ids=short)
 def test_complaint(text: str, said: str) -> None:
     """A mistake is named in one sentence: the line, the key, what was found and what was expected."""
     assert complaint(text) == f"f.yml:{said}"
@@ -596,12 +628,47 @@ def test_keys() -> None:
         "sampling.deadline_seconds",
         "sampling.interval_seconds",
         "sampling.hang_seconds",
+        "sampling.scan_seconds",
         "mapping.accept",
+        "mapping.probe",
+        "mapping.max_fleets",
         "fleets[].name",
         "fleets[].runtime",
         "fleets[].env",
         "fleets[].reach",
         "fleets[].known",
+        "fleets[].pid_file",
+        "fleets[].systemd_unit",
+        "fleets[].process.command",
+        "fleets[].process.user",
+        "fleets[].cgroup",
+    ]
+
+
+def test_where_processes_are_found() -> None:
+    """Each source is read as it is written; placeholders are those of the source."""
+    text = """
+mapping: {probe: never, max_fleets: 3}
+fleets:
+- {name: a, pid_file: /run/a.pid}
+- {name: "{unit}-{pid}", systemd_unit: 'llama@*.service'}
+- {name: "{user}.{job}", runtime: cuda, cgroup: 'job_(?P<job>\\d+)', reach: ["21:00.0"]}
+- {name: "{model}", process: {command: '--model (?P<model>\\S+)', user: svc}}
+"""
+    settings = parse(text)
+    assert settings.mapping == Mapping(probe="never", max_fleets=3)
+    job = r"job_(?P<job>\d+)"
+    assert settings.fleets == (
+        FleetSettings("a", pid_file="/run/a.pid"),
+        FleetSettings("{unit}-{pid}", systemd_unit="llama@*.service"),
+        FleetSettings("{user}.{job}", "cuda", cgroup=job, reach=("21:00.0",)),
+        FleetSettings("{model}", process=ProcessPattern(r"--model (?P<model>\S+)", "svc")),
+    )
+    assert [config.values_of(entry) for entry in settings.fleets] == [
+        (),
+        ("unit", "user", "pid"),
+        ("job", "user", "pid"),
+        ("model", "user", "pid"),
     ]
 
 
@@ -620,7 +687,7 @@ def test_the_example_with_every_setting() -> None:
     named = {fleet.name: fleet for fleet in settings.fleets}
     assert named["embed"].reach == ("GPU-8d2cd1a6-9f5b-4c0e-8d40-4b2a9c9f3e11",)
     assert named["rerank"].env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert {fleet.runtime for fleet in settings.fleets} == {"host", "cuda", "rocm", "sycl", "level_zero"}
+    assert {fleet.runtime for fleet in settings.fleets} == {None, "host", "cuda", "rocm", "sycl", "level_zero"}
 
 
 @pytest.mark.parametrize("fleet", parse(uncommented(EXAMPLE.read_text())).fleets, ids=lambda fleet: fleet.name)
