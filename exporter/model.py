@@ -49,9 +49,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``physical_index`` is what the vendor's tool prints now; a MIG device or a tile carries its board's. None where the
     library does not say, for example while the card is asleep. ``uuid`` is what the vendor's masks call it: NVIDIA's
-    UUID, or AMD's ``GPU-`` and the 16 hex digits of the KFD unique id. ``partition`` is
-    ``"<GPU instance>/<compute instance>"`` for MIG, ``"3"`` for an AMD partition, ``"0"`` or ``"0+3"`` for Intel
-    tiles, and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
+    UUID, or AMD's ``GPU-`` and the 16 hex digits of the KFD unique id. ``minor_number`` is N of /dev/nvidiaN or
+    /dev/dri/renderDN by which a process opens it; a tile or MIG device, which is opened by its board's, has None.
+    ``partition`` is ``"<GPU instance>/<compute instance>"`` for MIG, ``"3"`` for an AMD partition, ``"0"`` or ``"0+3"``
+    for Intel tiles, and empty for a whole card. ``mig_mode`` is None where the vendor or the card has no such mode.
+
+    ``opened_by`` are the device files that a process needs to use it, as :class:`Opens` spells them; none where no file
+    stands for the device.
 
     The rest is what a runtime's base order rests on, None where it is not known: the KFD node, whether the KFD has the
     card at all, ROCr knows its ISA, and HIP can initialise it; how many tiles a card has, whether it is a Data Center
@@ -67,6 +71,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     memory_total_bytes: int | None = None
     minor_number: int | None = None
+    opened_by: tuple[str, ...] = ()
     partition: str = ""
     parent: DeviceKey | None = None
     temperature_sensor: str = ""
@@ -133,12 +138,19 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True):
     state: State
 
 
+class User(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A process that computes on a device, by the number that the host knows it by."""
+
+    key: DeviceKey
+    pid: int
+
+
 class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one vendor's worker found in one cycle.
 
     ``whole`` is False while the library counts a card that could not be identified, so that no index may be trusted.
     ``devices`` holds cards that are lost, hung or asleep as they were last known; only ``ok`` ones have readings.
-    ``pending``: a counter was read that gives a value from the next cycle on.
+    ``pending``: a counter was read that gives a value from the next cycle on. ``users`` is empty where nobody asked.
     """
 
     vendor: str
@@ -150,6 +162,7 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     faults: tuple[Fault, ...] = ()
     hints: tuple[Hint, ...] = ()
     pending: bool = False
+    users: tuple[User, ...] = ()
 
 
 class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,10 +223,14 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Inversion(msgspec.Struct, frozen=True):
-    """A mask inverted: the devices by fleet index (none, when the mask hides all), and what each layer did."""
+    """A mask inverted: the devices by fleet index (none, when the mask hides all), and what each layer did.
+
+    ``told`` are sentences on what else than the masks it rests on.
+    """
 
     devices: tuple[Resolved, ...]
     layers: tuple[Layer, ...] = ()
+    told: tuple[str, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -224,12 +241,53 @@ class Refusal(msgspec.Struct, frozen=True):
     layers: tuple[Layer, ...] = ()
 
 
+class Opens(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the host's GPU device files a process can open, as far as that shows from outside.
+
+    A file goes by what its numbers mean, wherever it lies: ``nvidia0`` is /dev/nvidia0, ``renderD128`` is
+    /dev/dri/renderD128, ``kfd`` is /dev/kfd, and ``nvidia0/gi1/ci0`` are the capabilities of a MIG instance of the card
+    with minor number 0. ``may`` has those that are in the process's /dev and that no file mode or listed device filter
+    denies it; None where its /dev cannot be read. Of those in ``unsure`` the mode does not decide. ``held`` are open.
+    ``here`` says that its /dev is the exporter's own. ``filtered`` says whether a device filter of its control group
+    denies it some that are in ``may``: False where there is none or its list was read, None where that is not known.
+    ``told`` are sentences that say where all this was seen.
+    """
+
+    may: frozenset[str] | None
+    unsure: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    here: bool = False
+    filtered: bool | None = None
+    told: tuple[str, ...] = ()
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of a fleet's processes, all of which have the same masks.
+
+    ``incarnation`` names the oldest of them as it runs now: another program in it, or another process of its number,
+    has another. ``started`` is when it was started, in seconds of CLOCK_BOOTTIME. ``pids`` are all of them. ``slurm``
+    has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI addresses of cards that
+    compute for them, as DRM clients tell. ``refusal`` says why their masks cannot be told. ``told`` are sentences on
+    where all this was seen.
+    """
+
+    incarnation: str
+    started: float
+    pids: frozenset[int]
+    opens: Opens | None = None
+    slurm: str | None = None
+    used: frozenset[str] = frozenset()
+    refusal: Refusal | None = None
+    told: tuple[str, ...] = ()
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """A named workload with an environment.
 
     ``runtimes`` are tried each for its own vendors; ``vendors`` narrows them to some (None: all). ``reach`` lists
     UUIDs and PCI addresses; None states that the workload can open every device of the host. ``known`` has values for
-    fields of :class:`Context` that the settings state.
+    fields of :class:`Context` that the settings state. ``live`` is what was seen of its processes, None for a fleet of
+    the settings.
     """
 
     name: str
@@ -238,6 +296,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     reach: tuple[str, ...] | None = None
     vendors: tuple[str, ...] | None = None
     known: Mapping[str, str | bool] = msgspec.field(default_factory=dict)
+    live: Live | None = None
 
 
 class FleetMapping(msgspec.Struct, frozen=True):
@@ -274,7 +333,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One cycle, complete: data and health side by side. Everything on a page comes from here.
 
     ``incomplete`` names the vendors whose inventory is known to lack a card, ``pending`` those whose counters give
-    values from the next cycle on.
+    values from the next cycle on. ``fleets`` are those of the cycle, ``left_out`` is how many there are beyond them.
     """
 
     backends: tuple[BackendStatus, ...]
@@ -286,3 +345,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[str, ...] = ()
     mappings: tuple[FleetMapping, ...]
     bindings: tuple[Binding, ...]
+    fleets: tuple[Fleet, ...] = ()
+    left_out: int = 0

@@ -67,7 +67,8 @@ class Supervisor:
     """One vendor's worker. :meth:`ask` never raises and never waits past its deadline; call it from one task at a time.
 
     ``hang_seconds`` is the hang verdict: a worker that does not answer for so long, or whose library does not start in
-    that time, is ended, and no second one is started before the first is reaped.
+    that time, is ended, and no second one is started before the first is reaped. With ``users`` set, samples tell which
+    processes compute on the devices.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Supervisor:
     ) -> None:
         self.vendor = vendor
         self.hang_seconds = hang_seconds
+        self.users = False
         # -P: the current directory is no place to import from; whoever may write there must not run as the daemon.
         self._arguments = (sys.executable, "-P", "-m", "exporter.worker", vendor, *arguments)
         self.served = False
@@ -147,7 +149,7 @@ class Supervisor:
         child.pending = pending = asyncio.get_running_loop().create_future()
         child.pending_cycle, child.pending_since, child.pending_until = self._cycle, time.monotonic(), until
         # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.
-        child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS)))
+        child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS, self.users)))
         await asyncio.wait([pending], timeout=max(0.0, until - time.monotonic()))
         if not pending.done():
             return self._note(

@@ -2,6 +2,8 @@
 
 The parent asks for one cycle at a time; the worker answers each ask once, with the ask's own number, so that an answer
 that comes too late is recognised and dropped.
+
+A process that asks a driver says one thing, once: a line of JSON, a :class:`DriverAnswer`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import struct
 
 import msgspec
 
-from exporter.model import Fault, VendorSample
+from exporter.model import Fault, VendorSample, VulkanDevice
 
 HEADER = struct.Struct("!I")
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -20,11 +22,12 @@ class Ask(msgspec.Struct, frozen=True):
     """Read every device once and answer by ``until`` with whatever arrived.
 
     ``until`` is a reading of ``CLOCK_MONOTONIC``, which parent and worker share, so that a worker's own start counts.
-    The same cycle asked for again, with an earlier ``until``, shortens it.
+    The same cycle asked for again, with an earlier ``until``, shortens it. ``users``: tell also who computes on what.
     """
 
     cycle: int
     until: float
+    users: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -37,6 +40,39 @@ class Answer(msgspec.Struct, frozen=True):
     sample: VendorSample | None = None
     fault: Fault | None = None
     final: bool = False
+
+
+class DriverDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device as a runtime's own driver library shows it.
+
+    ``pci_bus_id`` is as sysfs spells it. ``uuid`` is as the vendor's masks spell it: ``GPU-`` or ``MIG-`` and the UUID
+    for CUDA, ``GPU-`` and 16 hex digits for HIP, never for Level Zero. Both are empty where the driver does not say.
+    ``tile`` is which tile of its card this device is, ``tiles`` are the numbers of a card's sub-devices: Level Zero
+    alone. With neither it is a card without tiles, or the one tile of its card that the mask left, which Level Zero
+    gives the number 0, or one of its own, in different releases.
+    """
+
+    pci_bus_id: str = ""
+    uuid: str = ""
+    name: str = ""
+    tile: int | None = None
+    tiles: tuple[int, ...] = ()
+
+
+class DriverAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a runtime's driver library shows under the environment of the process that asked it.
+
+    ``library`` is the file as it was named when it was loaded, ``version`` what it calls itself, each empty where that
+    is not known. ``devices`` are in the order of the runtime's ordinals. ``vulkan`` is the raw enumeration, for Vulkan,
+    which has no ``devices``. ``fault`` is a sentence that says which library is missing, or which call answered what;
+    with it there is neither.
+    """
+
+    library: str = ""
+    version: str = ""
+    devices: tuple[DriverDevice, ...] = ()
+    vulkan: tuple[VulkanDevice, ...] | None = None
+    fault: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -58,3 +94,13 @@ def decode_ask(body: bytes) -> Ask:
 def decode_answer(body: bytes) -> Answer:
     """Raises ``msgspec.DecodeError`` on anything that is not an answer."""
     return _answer_decoder.decode(body)
+
+
+def driver_line(answer: DriverAnswer) -> bytes:
+    """The answer as it is printed."""
+    return msgspec.json.encode(answer) + b"\n"
+
+
+def decode_driver_line(line: bytes) -> DriverAnswer:
+    """Raises ``msgspec.DecodeError`` on anything that is not an answer, such as what was printed before a crash."""
+    return msgspec.json.decode(line, type=DriverAnswer)

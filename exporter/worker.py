@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 from exporter import backends
 from exporter.backends.base import Backend, Places
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
-from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, VendorSample
+from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, User, VendorSample
 from exporter.parent import asks, end_with_the_parent
 from exporter.wire import Answer, Ask, frame
 
@@ -41,6 +41,7 @@ class CardReport(NamedTuple):
     faults: tuple[Fault, ...] = ()
     hints: tuple[Hint, ...] = ()
     pending: bool = False
+    users: tuple[User, ...] = ()
 
 
 class Sleeping(NamedTuple):
@@ -184,23 +185,25 @@ class Worker:
         idle = [lane for lane in map(self._lanes.__getitem__, slots) if not lane.busy]
         batch = Batch(ask.cycle, len(idle), self.events)
         for lane in idle:
-            lane.submit(batch, functools.partial(self._read_slot, lane.name))
+            lane.submit(batch, functools.partial(self._read_slot, lane.name, ask.users))
         return self._collect(batch) if idle else {}
 
-    def _read_slot(self, slot: str) -> Result:
+    def _read_slot(self, slot: str, with_users: bool) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
         try:
             devices = self._backend.identify(slot, lambda device: self._note(slot, device))
             self._known[slot] = devices
             self._half_known.discard(slot)
             sampled = [self._backend.sample(device) for device in devices]
+            pairs = ((device.key, pid) for device in devices if with_users for pid in self._backend.users(device))
+            users = tuple(User(key, pid) for key, pid in pairs)
         except DeviceAsleep:
             self._half_known.discard(slot)
             return Sleeping(self._backend.asleep(slot))
         readings = tuple(reading for entry in sampled for reading in entry.readings)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
         hints = tuple(hint for entry in sampled for hint in entry.hints)
-        return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled))
+        return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled), users)
 
     def _note(self, slot: str, device: Device) -> None:
         """A card's identity, before anything else of it: kept unless the same card is known better."""
@@ -252,6 +255,7 @@ class _Page:
         self.readings: list[Reading] = []
         self.faults: list[Fault] = []
         self.hints: set[Hint] = set()
+        self.users: list[User] = []
         self.pending = False
         self.whole = True
         self.failed = 0
@@ -266,6 +270,7 @@ class _Page:
             self.readings += (reading for reading in result.readings if reading.key in known)
             self.faults += result.faults
             self.hints.update(result.hints)
+            self.users += (user for user in result.users if user.key in known)
             self.pending = self.pending or result.pending
             if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
                 state = "lost"
@@ -305,6 +310,7 @@ class _Page:
             faults=tuple(self.faults),
             hints=tuple(sorted(self.hints)),
             pending=self.pending,
+            users=tuple(self.users),
         )
 
 

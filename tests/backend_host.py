@@ -16,17 +16,17 @@ class BackendHost:
     def __init__(self, backend: Backend) -> None:
         self.worker, self._cycle = Worker(backend), 0
 
-    def ask(self, within: float = 5.0) -> VendorSample | Fault:
-        """A cycle's sample, or why there is none."""
+    def ask(self, within: float = 5.0, *, users: bool = False) -> VendorSample | Fault:
+        """A cycle's sample, or why there is none; with who computes on what where ``users`` are asked for."""
         self._cycle += 1
-        answer = self.worker.answer(Ask(self._cycle, time.monotonic() + within))
+        answer = self.worker.answer(Ask(self._cycle, time.monotonic() + within, users))
         found = answer.sample or answer.fault
         assert found is not None
         return found
 
-    def read(self, within: float = 5.0) -> VendorSample:
+    def read(self, within: float = 5.0, *, users: bool = False) -> VendorSample:
         """A cycle's sample."""
-        found = self.ask(within)
+        found = self.ask(within, users=users)
         assert isinstance(found, VendorSample), found
         return found
 

@@ -42,7 +42,7 @@ from tests.fakes.nvml import (
 
 pytestmark = pytest.mark.e2e
 
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 1, 2, 3, 6
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 1, 2, 3, 6, 7
 DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH, UNKNOWN = 9, 13, 15, 25, 999
 
 CHILD = """
@@ -219,7 +219,7 @@ def test_old_driver_lacks_what_was_left_out(tmp_path: Path, start: Start) -> Non
 def test_every_symbol_is_there_and_can_be_left_out(library: Path, tmp_path: Path) -> None:
     """The library exports all its calls, and none of them when all are left out."""
     full, empty = (ctypes.CDLL(str(path / SONAME)) for path in (library, build_or_skip(tmp_path, sorted(CALLS))))
-    assert len(CALLS) == 27
+    assert len(CALLS) == 28
     assert all(hasattr(full, symbol) for symbol in CALLS)
     assert not any(hasattr(empty, symbol) for symbol in CALLS)
 
@@ -355,6 +355,7 @@ def test_lost_card_comes_back_under_its_old_handle(fake: FakeNvml, start: Start)
         "nvmlDeviceGetMemoryInfo(h)",
         "nvmlDeviceGetMigDeviceHandleByIndex(h, 3)",
         "nvmlDeviceGetMemoryInfo(part)",
+        "nvmlDeviceGetComputeRunningProcesses(h)",
     ):
         assert nvml.ask(call) == Refused(IS_LOST), call
     assert nvml.ask("[nvmlDeviceGetCount(), nvmlDeviceGetTemperature(nvmlDeviceGetHandleByIndex(1), 0)]") == [2, 40]
@@ -434,6 +435,37 @@ def test_utilization_of_mig_is_not_supported(fake: FakeNvml, start: Start) -> No
     assert nvml.ask("[nvmlDeviceGetMigMode(b), nvmlDeviceGetUtilizationRates(b).gpu]") == [[0, 0], 10]
 
 
+def test_processes_are_those_of_a_card_or_of_one_part(fake: FakeNvml, start: Start) -> None:
+    """A card has also those of its parts, which tell the instance that they are on; memory and mode are not said."""
+    lines = ["process 0 71 0", "process 0 72 3", "process 0 73", "process 1 71", "process 1 4294967295"]
+    fake.write([A100, *equal_cards(2)], lines=lines)
+    nvml = start(fake)
+    nvml.do("a, b, c = (nvmlDeviceGetHandleByIndex(i) for i in range(3))")
+    nvml.do(
+        "def found(h): return [[p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId]"
+        " for p in nvmlDeviceGetComputeRunningProcesses(h)]"
+    )
+    none = 2**32 - 1
+    assert nvml.ask("found(a)") == [[71, None, 7, 0], [72, None, 11, 1], [73, None, none, none]]
+    assert nvml.ask("found(nvmlDeviceGetMigDeviceHandleByIndex(a, 3))") == [[72, None, 11, 1]]
+    assert nvml.ask("found(b)") == [[71, None, none, none], [none, None, none, none]]
+    assert nvml.ask("found(c)") == []
+
+
+def test_processes_need_room_for_all_of_them(fake: FakeNvml, start: Start) -> None:
+    """Too little room is an error that says how much is needed; room without an array is invalid."""
+    fake.write(equal_cards(1), lines=[f"process 0 {pid}" for pid in range(71, 80)])
+    nvml = start(fake)
+    nvml.do("h = nvmlDeviceGetHandleByIndex(0); room = c_uint(0); array = (pynvml.c_nvmlProcessInfo_v3_t * 9)()")
+    nvml.do("call = pynvml._nvmlGetFunctionPointer('nvmlDeviceGetComputeRunningProcesses_v3')")
+    assert nvml.ask("[call(h, byref(room), None), room.value]") == [INSUFFICIENT_SIZE, 9]
+    assert nvml.ask("call(h, byref(room), None)") == INVALID_ARGUMENT
+    nvml.do("room.value = 8")
+    assert nvml.ask("[call(h, byref(room), array), room.value]") == [INSUFFICIENT_SIZE, 9]
+    assert nvml.ask("[call(h, byref(room), array), room.value, array[8].pid]") == [0, 9, 79]
+    assert nvml.ask("call(h, None, array)") == INVALID_ARGUMENT
+
+
 def test_log_holds_every_call_with_its_card(fake: FakeNvml, tmp_path: Path, start: Start) -> None:
     """Every call is a line of the log: its symbol and the index of its card, or a dash, also if it is refused."""
     log = tmp_path / "the log"
@@ -484,6 +516,9 @@ def test_many_threads_see_whole_states(fake: FakeNvml, start: Start) -> None:
         ("lose 0", "unknown word: lose"),
         ("lost", "a word is missing"),
         ("lost 0 1", "one word too many: 1"),
+        ("process 0", "a word is missing"),
+        ("process 0 one", "not a number: one"),
+        ("process 0 71 3 0", "one word too many: 0"),
     ],
 )
 def test_nonsense_in_the_state_aborts(fake: FakeNvml, start: Start, line: str, complaint: str) -> None:

@@ -290,6 +290,28 @@ def test_processes_capabilities_and_namespaces(fake: FakeSys) -> None:
     assert str((fake.proc / "1/ns/pid").readlink()) == "pid:[4026531836]" != other
 
 
+def test_processes_of_the_kfd_have_a_file_for_each_node(fake: FakeSys) -> None:
+    """It has the node's ``gpu_id`` in its name and bytes in it; processes are no part of the topology."""
+    fake.write([AMD, SECOND])
+    generation = fake.sys / "class/kfd/kfd/topology/generation_id"
+    before = generation.read_text()
+    processes = [Process(pid=71, vram={2: 5 << 30, 3: 0}), Process(pid=72)]
+    fake.write([AMD, SECOND], processes=processes)
+    folder = fake.sys / "class/kfd/kfd/proc"
+    first, second = ((fake.sys / f"class/kfd/kfd/topology/nodes/{node}/gpu_id").read_text().strip() for node in (2, 3))
+    assert names(folder) == ["71"]
+    assert names(folder / "71") == [
+        "pasid",
+        "queues",
+        *(f"{kind}_{number}" for kind in ("sdma", "vram") for number in sorted((first, second))),
+    ]
+    assert (folder / f"71/vram_{first}").read_text() == "5368709120\n"
+    assert (folder / f"71/vram_{second}").read_text() == "0\n"
+    assert generation.read_text() == before
+    with pytest.raises(ValueError, match="no node 9"):
+        fake.write([AMD], processes=[Process(pid=71, vram={9: 1})])
+
+
 def test_two_cards_may_not_claim_one_place(fake: FakeSys) -> None:
     with pytest.raises(ValueError, match="claim"):
         fake.write([AMD, replace(SECOND, minor=AMD.minor)])

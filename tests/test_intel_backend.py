@@ -51,6 +51,13 @@ def daemon_on(start: Start, fake: FakeSys, config: str = FRESH) -> Daemon:
     return start({}, config, [f"--path.sysfs={fake.sys}", f"--path.procfs={fake.proc}"])
 
 
+def test_nobody_is_told_to_compute(fake: FakeSys) -> None:
+    """What a process has open and does there is read where the processes are, not by the backend."""
+    fake.write([IGPU, MAX_XE], [Client(pid=71, pci=MAX_XE.pci, client_id=1, engines={"ccs": 5})])
+    sample = Host(fake).read(users=True)
+    assert (len(sample.devices), sample.users) == (4, ())
+
+
 # --- who a card is
 
 
@@ -68,6 +75,7 @@ def test_numbers_are_in_pci_order_over_both_drivers_f53(fake: FakeSys) -> None:
             ("10000:01:00.0", 3),
         ]
         assert [device.minor_number for device in found] == [129, 130, 128, 137]
+        assert [device.opened_by for device in found] == [(f"renderD{n}",) for n in (129, 130, 128, 137)]
         assert all(device.key == DeviceKey("intel", device.pci_bus_id) for device in found)
 
 
@@ -107,6 +115,7 @@ def test_each_tile_is_a_device_of_its_card(fake: FakeSys, card: IntelCard) -> No
     tiles = [device for device in sample.devices if device.parent]
     assert [(tile.key.identity, tile.partition) for tile in tiles] == [(f"{card.pci}/t{n}", str(n)) for n in (0, 1)]
     assert {(tile.physical_index, tile.parent) for tile in tiles} == {(1, DeviceKey("intel", card.pci))}
+    assert {(tile.minor_number, tile.opened_by) for tile in tiles} == {(None, (f"renderD{128 + card.minor}",))}
     assert all(values(sample, tile.key.identity) == {} for tile in tiles)
     assert all(tile.temperature_sensor == "" for tile in tiles)
 
@@ -362,6 +371,7 @@ def test_a_card_asleep_at_start_is_not_touched_f91(fake: FakeSys, card: IntelCar
         assert values(sample, other.pci)["temperature"] == 48
         assert devices(sample)[card.pci].name == f"8086:{card.device_id[2:]}"
         assert devices(sample)[card.pci].physical_index == 1
+        assert devices(sample)[card.pci].minor_number == 128 + card.minor
         assert sample.whole
 
 

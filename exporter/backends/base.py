@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from exporter.model import Device, Fault, Hint, Reading
@@ -76,6 +76,12 @@ class Backend(Protocol):
         """Read a device that :meth:`identify` has just found.
 
         Raises ``DeviceLost``, ``DeviceAsleep`` (the card fell asleep meanwhile) and ``BackendAbsent``.
+        """
+
+    def users(self, device: Device) -> Collection[int]:
+        """The processes that compute on a device that :meth:`sample` has just read, by the host's numbers for them.
+
+        None where that cannot be told. Raises as :meth:`sample` does.
         """
 
     def asleep(self, slot: str) -> tuple[Device, ...]:

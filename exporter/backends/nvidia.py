@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -177,14 +177,27 @@ class NvidiaBackend:
             try:
                 values = row.call(self._nvml, handle)
             except self._nvml.NVMLError as error:
-                if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
-                    raise _card_error(error, device.uuid) from error
+                _raise_if_lost(error, device)
                 if error.value not in _NOT_OFFERED:
                     faults.append(Fault(_reason(error), f"{', '.join(row.metrics)}: {error}", device.key))
                 continue
             pairs = zip(row.metrics, values, strict=True)
             readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
         return Sampled(tuple(readings), tuple(faults))
+
+    def users(self, device: Device) -> Collection[int]:
+        """The processes with a compute context there; none of a board in MIG mode, whose MIG devices have their own.
+
+        The versioned call: where an older driver lacks it, pynvml's other one raises what is no ``NVMLError``.
+        """
+        if device.mig_mode:
+            return ()
+        try:
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handles[device.key])
+        except self._nvml.NVMLError as error:
+            _raise_if_lost(error, device)
+            return ()
+        return {process.pid for process in processes if process.pid}
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the driver's own ``/proc`` file says without touching the card."""
@@ -217,6 +230,7 @@ class NvidiaBackend:
             name=facts.name,
             memory_total_bytes=facts.memory_total_bytes,
             minor_number=facts.minor_number,
+            opened_by=_opened_by(facts.minor_number),
             temperature_sensor="gpu",
             mig_mode=self._mig_mode(handle),
         )
@@ -294,14 +308,27 @@ class NvidiaBackend:
             memory_total_bytes=self._memory_total(handle),
             partition=f"{gpu_instance}/{compute_instance}",
             parent=board.key,
+            opened_by=_opened_by(board.minor_number, f"/gi{gpu_instance}/ci{compute_instance}"),
             mig_index=index,
             gpu_instance=gpu_instance,
             compute_instance=compute_instance,
         )
 
 
+def _opened_by(minor: int | None, capability: str = "") -> tuple[str, ...]:
+    """/dev/nvidiaN; for a MIG instance its capability too."""
+    card = f"nvidia{minor}"
+    return () if minor is None else (card, card + capability) if capability else (card,)
+
+
 def _reason(error: Any) -> str:
     return _REASONS.get(error.value, "driver-error")
+
+
+def _raise_if_lost(error: Any, device: Device) -> None:
+    """Raises ``DeviceLost`` where the card is gone, and ``BackendAbsent`` where the library is."""
+    if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
+        raise _card_error(error, device.uuid) from error
 
 
 def _card_error(error: Any, slot: str) -> BackendAbsent | DeviceFault | DeviceLost:
@@ -330,13 +357,15 @@ def _placeholder(address: str, information: dict[str, str]) -> Device:
     """A card that was asleep from the start. Until the card was used once, the driver prints its UUID as ``????``."""
     uuid = information.get("GPU UUID", "")
     uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
-    minor = information.get("Device Minor", "")
+    minor_text = information.get("Device Minor", "")
+    minor = int(minor_text) if minor_text.isdecimal() else None
     return Device(
         key=DeviceKey(VENDOR, uuid or address),
         physical_index=None,
         pci_bus_id=address,
         uuid=uuid,
         name=information.get("Model", ""),
-        minor_number=int(minor) if minor.isdecimal() else None,
+        minor_number=minor,
+        opened_by=_opened_by(minor),
         temperature_sensor="gpu",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from exporter.backends.base import Note, Places, Sampled
 from exporter.errors import BackendAbsent
@@ -74,6 +74,11 @@ class SimulatedBackend:
             "temperature": float(round(35 + 45 * share)),
         }
         return Sampled(tuple(Reading(metric, device.key, value) for metric, value in values.items()))
+
+    def users(self, device: Device) -> Collection[int]:
+        """Nobody."""
+        del device
+        return ()
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """Simulated cards never sleep."""

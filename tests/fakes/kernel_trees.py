@@ -13,6 +13,8 @@ GIB = 1 << 30
 FROM_PCI = -1
 KFD = "devices/virtual/kfd/kfd"
 NODES = f"{KFD}/topology/nodes"
+GPU_IDS = 40000
+"""The KFD's own number of a card's node is this and the node's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +390,7 @@ def _add_node(tree: Tree, number: int, *, gpu: KfdNode | None = None, properties
     known = {"mem_banks_count": 1, "io_links_count": 1, **properties}
     memory = {"heap_type": 1 if gpu else 0, "size_in_bytes": gpu.memory if gpu else 64 * GIB}
     link = {"type": 2, "node_from": number, "node_to": 0 if gpu else 1, "weight": 20, "max_bandwidth": 16000}
-    tree.files(folder, {"gpu_id": 40000 + number if gpu else 0, "name": gpu.gfx if gpu else ""})
+    tree.files(folder, {"gpu_id": GPU_IDS + number if gpu else 0, "name": gpu.gfx if gpu else ""})
     tree.file(f"{folder}/properties", _keys({key: known.get(key, 0) for key in PROPERTIES}))
     tree.file(f"{folder}/mem_banks/0/properties", _keys({**memory, "flags": 0, "width": 384, "mem_clk_max": 1249}))
     tree.file(f"{folder}/io_links/0/properties", _keys({**link, "flags": 1}))

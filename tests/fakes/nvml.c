@@ -6,6 +6,7 @@
  *   count 4                       what nvmlDeviceGetCount_v2 says; without it, the number of gpu lines
  *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp
  *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util: a part of card INDEX
+ *   process INDEX PID [MIGINDEX]  a process that computes on card INDEX, or on that part of it
  *   fault CALL WHERE CODE         the call answers CODE; CALL is a symbol or *, WHERE a card's index or *
  *   hang CALL WHERE               the call does not return while this line is there
  *   slow CALL WHERE MILLISECONDS  the call takes that long, then answers from the state as it is by then
@@ -26,7 +27,7 @@
 
 static const Fake fake = {.name = "nvml", .variable = "FAKE_NVML_STATE", .own_rule = "lost"};
 
-enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_HANDLES = 4096, MIG_SLOTS = 7, WHOLE = -1 };
+enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_PROCESSES = 256, MAX_HANDLES = 4096, MIG_SLOTS = 7, WHOLE = -1 };
 #define LOST OWN
 
 /* The keys that hold text come first; from MINOR on all are numbers. */
@@ -50,11 +51,18 @@ struct Found {
 };
 typedef Found Device;
 
+/* Where it computes; `slot` is WHOLE where that is no part of the card. */
+typedef struct {
+    long card, slot;
+    unsigned pid;
+} Process;
+
 static struct {
     long count, cards;
-    unsigned devices;
+    unsigned devices, processes;
     char driver[TEXT], log[LONG_TEXT];
     Device device[MAX_DEVICES];
+    Process process[MAX_PROCESSES];
 } state;
 
 static struct nvmlDevice_st handles[MAX_HANDLES];
@@ -96,6 +104,15 @@ static void parse_device(char **rest, bool part) {
     state.cards += !part;
 }
 
+static void parse_process(char **rest) {
+    demand(state.processes < MAX_PROCESSES, "too many processes", *rest);
+    Process *process = &state.process[state.processes++];
+    process->card = (long)number(need_word(rest));
+    process->pid = (unsigned)number(need_word(rest));
+    const char *slot = next_word(rest);
+    process->slot = slot == NULL ? WHOLE : (long)number(slot);
+}
+
 static void parse_rule(const char *word, char **rest) {
     Rule *rule = new_rule(word);
     keep(rule->call, rule->kind == LOST ? "*" : need_word(rest), WORD);
@@ -111,6 +128,8 @@ static void parse_words(const char *first, char **rest) {
         state.count = (long)number(need_word(rest));
     else if (strcmp(first, "gpu") == 0 || strcmp(first, "mig") == 0)
         parse_device(rest, *first == 'm');
+    else if (strcmp(first, "process") == 0)
+        parse_process(rest);
     else
         parse_rule(first, rest);
 }
@@ -463,4 +482,38 @@ CALL(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_t *out)
     TRY(give_number(&found, UTIL, &out->gpu));
     out->memory = out->gpu + 1;
     return NVML_SUCCESS;
+}
+
+/* The instance's number, or nvml.h's "none". How much memory a process uses is not said. */
+static unsigned instance(const Device *device, enum key key) {
+    return device != NULL && device->given[key] ? (unsigned)number(device->value[key]) : 0xffffffff;
+}
+
+/* How many processes compute on what was found, a card with those of all its parts; writes the first of them. */
+static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, unsigned room) {
+    unsigned count = 0;
+    pthread_mutex_lock(&lock);
+    for (const Process *process = state.process; process < state.process + state.processes; process++) {
+        if (process->card != found->card || (found->slot != WHOLE && process->slot != found->slot))
+            continue;
+        const Device *part = process->slot == WHOLE ? NULL : at(process->card, process->slot);
+        if (count < room)
+            infos[count] = (nvmlProcessInfo_t){.pid = process->pid,
+                                               .usedGpuMemory = (unsigned long long)NVML_VALUE_NOT_AVAILABLE,
+                                               .gpuInstanceId = instance(part, GI),
+                                               .computeInstanceId = instance(part, CI)};
+        count++;
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* nvml.h: with too little room it says how much is needed; without any it needs no array. */
+CALL(nvmlDeviceGetComputeRunningProcesses_v3, nvmlDevice_t device, unsigned *out, nvmlProcessInfo_t *infos) {
+    ON(BOTH);
+    const unsigned room = *out;
+    if (room > 0 && infos == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = list_processes(&found, infos, room);
+    return *out > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }

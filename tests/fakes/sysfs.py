@@ -16,6 +16,7 @@ from typing import Literal
 from tests.fakes.kernel_trees import (
     FROM_PCI,
     GIB,
+    GPU_IDS,
     KFD,
     NODES,
     PROPERTIES,
@@ -79,11 +80,13 @@ class Client:
 class Process:
     """A process without a DRM file, or what is to be said beside the :class:`Client` of the same ``pid``.
 
-    Without ``readable`` the folders of its files have mode 0, and belong to whoever wrote the tree.
+    Without ``readable`` the folders of its files have mode 0, and belong to whoever wrote the tree. ``vram`` is what it
+    holds of the card's memory by KFD node, in bytes; a process that has the KFD open has some of every card's.
     """
 
     pid: int
     readable: bool = True
+    vram: Mapping[int, int] = field(default_factory=dict)
 
 
 class FakeSys:
@@ -114,6 +117,8 @@ class FakeSys:
             self._generation += topology != self._topology
             tree.file(f"{KFD}/topology/generation_id", self._generation)
         self._topology, self._owned = topology, tree.owned
+        for process in processes:
+            _add_kfd_process(tree, process)
         sync(self.sys, tree)
         namespace = INITIAL_PID_NAMESPACE if initial_pid_namespace else INITIAL_PID_NAMESPACE + 741
         sync(self.proc, _proc_tree(cards, clients, processes, namespace, capabilities))
@@ -209,6 +214,18 @@ def _add_process(tree: Tree, pid: int, mode: int) -> None:
     if mode:
         tree.outside(f"{pid}/fd/0", "/dev/null")
         tree.file(f"{pid}/fdinfo/0", _open_file())
+
+
+def _add_kfd_process(tree: Tree, process: Process) -> None:
+    """What the KFD shows of a process that has it open: its nodes' files have their ``gpu_id`` in the name."""
+    folder = f"{KFD}/proc/{process.pid}"
+    for node, held in process.vram.items():
+        if f"{NODES}/{node}/gpu_id" not in tree.entries:
+            raise ValueError(f"the KFD has no node {node}")
+        tree.files(folder, {f"vram_{GPU_IDS + node}": held, f"sdma_{GPU_IDS + node}": 0})
+    if process.vram:
+        tree.file(f"{folder}/pasid", 0x8000 + process.pid)
+        tree.folder(f"{folder}/queues")
 
 
 def _open_file() -> str:

@@ -8,7 +8,7 @@ the library is asked only for one whose file does not exist: a partition's activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from exporter import pci, units
 from exporter.backends import kernel_files
-from exporter.backends.amd import topology
+from exporter.backends.amd import topology, users
 from exporter.backends.amd.smi import Library, Values, free_used_total
 from exporter.backends.base import Note, Places, Sampled
 from exporter.backends.kernel_files import Bus, Sensor, device_folder, number, text
@@ -270,6 +270,10 @@ class AmdBackend:
         """The size that the KFD gives the partition. What the library says is in use repeats the whole card's."""
         return None, None, device.memory_total_bytes
 
+    def users(self, device: Device) -> Collection[int]:
+        """Those of its compute node. A card whose partitions are devices has none itself."""
+        return users.of_node(self._places.sysfs, self._topology.nodes.get(device.pci_bus_id, ()), device.kfd_node)
+
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus and the KFD know of it without touching it."""
         card = self._view.cards.get(slot)
@@ -351,6 +355,7 @@ def _board(card: Card, facts: _Facts, sensor: str) -> Device:
         name=facts.name,
         memory_total_bytes=facts.memory_total_bytes,
         minor_number=facts.minor_number,
+        opened_by=_opened_by(facts.minor_number),
         temperature_sensor=sensor,
         kfd_node=card.whole.number if card.whole else None,
         kfd_listed=None if card.listed else False,
@@ -372,10 +377,17 @@ def _partitions(card: Card, board: Device) -> tuple[Device, ...]:
             memory_total_bytes=node.memory_bytes if whole and 0 < node.memory_bytes < whole else None,
             partition=str(node.partition),
             parent=board.key,
+            minor_number=node.render_minor,
+            opened_by=_opened_by(node.render_minor),
             kfd_node=node.number,
         )
         for place, node in enumerate(card.nodes)
     )
+
+
+def _opened_by(render_minor: int | None) -> tuple[str, ...]:
+    """ROCm opens the KFD, and a render node for each node of its topology."""
+    return () if render_minor is None else ("kfd", f"renderD{render_minor}")
 
 
 def _uuid(unique_id: int) -> str:

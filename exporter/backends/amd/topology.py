@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.backends.kernel_files import names
+from exporter.backends.kernel_files import names, number
+from exporter.errors import DeviceFault, DeviceLost
 
 # Local memory: heaps 1 and 2 are the card's own, visible to the CPU or not.
 _LOCAL_HEAPS = ("1", "2")
@@ -22,13 +23,16 @@ _PROPERTY = re.compile(r"^(\w+) ([0-9]{1,20})$", re.MULTILINE)
 
 class Node(NamedTuple):
     """A compute node. ``partition`` is None for a whole card, and where a card has several nodes of which is not said
-    which is which; ``unique_id`` is 0 where the card tells none.
+    which is which; ``unique_id`` is 0 where the card tells none. ``render_minor`` is the number of its DRM render node,
+    None where it has none; ``gpu_id`` what the KFD calls it beside processes, None where that cannot be read.
     """
 
     number: int
     partition: int | None
     unique_id: int
     memory_bytes: int
+    render_minor: int | None
+    gpu_id: int | None
 
 
 class _Raw(NamedTuple):
@@ -39,6 +43,12 @@ class _Raw(NamedTuple):
     high: int
     unique_id: int
     memory_bytes: int
+    render_minor: int | None
+    gpu_id: int | None
+
+    def node(self, partition: int | None) -> Node:
+        """The node as that partition of its card, or as the whole card."""
+        return Node(self.number, partition, self.unique_id, self.memory_bytes, self.render_minor, self.gpu_id)
 
 
 class Topology(NamedTuple):
@@ -84,7 +94,15 @@ def read(sysfs: str, cards: Collection[str]) -> Topology:
     return Topology(_by_card(sorted(found), cards), trouble, bool(listed) and not trouble and not hidden)
 
 
-def _node(folder: str, number: int) -> _Raw | None:
+def readable_number(path: str) -> int | None:
+    """The file's number; None where there is none, or none that can be read."""
+    try:
+        return number(path)
+    except (DeviceFault, DeviceLost):
+        return None
+
+
+def _node(folder: str, place: int) -> _Raw | None:
     """None for a node without SIMDs."""
     values = _properties(f"{folder}/properties")
     if "simd_count" not in values or (values["simd_count"] and "location_id" not in values):
@@ -94,7 +112,9 @@ def _node(folder: str, number: int) -> _Raw | None:
     location, domain = values["location_id"], values.get("domain", 0)
     address = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7:x}"
     memory = sum(map(_local_memory, (f"{folder}/mem_banks/{bank}" for bank in names(f"{folder}/mem_banks"))))
-    return _Raw(number, address, location >> 28, values.get("unique_id", 0), memory)
+    render = values.get("drm_render_minor") or None  # 0: no render node
+    gpu_id = readable_number(f"{folder}/gpu_id")
+    return _Raw(place, address, location >> 28, values.get("unique_id", 0), memory, render, gpu_id)
 
 
 def _properties(path: str) -> dict[str, int]:
@@ -121,9 +141,8 @@ def _by_card(nodes: list[_Raw], cards: Collection[str]) -> dict[str, tuple[Node,
 def _numbered(card: str, group: list[_Raw]) -> tuple[Node, ...]:
     """One node that stands where the card stands is all of it; a partition alone is one whose others we may not see."""
     if len(group) == 1 and not group[0].high and group[0].address == card:
-        return (Node(group[0].number, None, group[0].unique_id, group[0].memory_bytes),)
+        return (group[0].node(None),)
     for partitions in ([node.high for node in group], [int(node.address[-1], 16) for node in group]):
         if any(partitions) and len(set(partitions)) == len(group):
-            pairs = zip(group, partitions, strict=True)
-            return tuple(Node(node.number, partition, node.unique_id, node.memory_bytes) for node, partition in pairs)
-    return tuple(Node(node.number, None, node.unique_id, node.memory_bytes) for node in group)
+            return tuple(node.node(partition) for node, partition in zip(group, partitions, strict=True))
+    return tuple(node.node(None) for node in group)

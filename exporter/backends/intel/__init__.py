@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -195,13 +195,19 @@ class IntelBackend:
         hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
         return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
 
+    def users(self, device: Device) -> Collection[int]:
+        """None: only the DRM files that a process has open tell, and those are read where the processes are."""
+        del device
+        return ()
+
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus knows of it without touching it."""
         card, facts = self._cards[slot], self._facts.get(slot)
         self._sources.forget(slot)
         board = self._board(card)
         if facts is None or facts.card != card:
-            return tuple(_with_tiles(replace(board, name=name_of(self._places, slot))))
+            minor = kernel_files.minor_number(self._folder(slot))  # a folder's name, which wakes no card
+            return tuple(_with_tiles(_with_node(replace(board, name=name_of(self._places, slot)), minor)))
         return tuple(_with_tiles(_with_facts(board, facts), facts.tile_sensor))
 
     # --- who a card is
@@ -276,11 +282,14 @@ def _temperature_path(folder: str) -> str:
     return next((f"{path}/temp1_input" for path in plain), "")
 
 
+def _with_node(board: Device, minor: int | None) -> Device:
+    return replace(board, minor_number=minor, opened_by=() if minor is None else (f"renderD{minor}",))
+
+
 def _with_facts(board: Device, facts: _Facts) -> Device:
     return replace(
-        board,
+        _with_node(board, facts.minor_number),
         name=facts.name,
-        minor_number=facts.minor_number,
         memory_total_bytes=facts.memory_total_bytes,
         temperature_sensor=facts.temperature_sensor,
     )
@@ -290,4 +299,5 @@ def _with_tiles(board: Device, sensor: str = "") -> Iterator[Device]:
     """The card, and each of its tiles where it has several, with the sensor that each tile has."""
     yield board
     if board.tiles is not None and board.tiles > 1:
-        yield from (replace(narrowed(board, [tile]), temperature_sensor=sensor) for tile in range(board.tiles))
+        for tile in range(board.tiles):
+            yield replace(narrowed(board, [tile]), temperature_sensor=sensor, opened_by=board.opened_by)

@@ -1,0 +1,174 @@
+"""Who computes on NVIDIA's cards and MIG devices, as the real worker tells the parent over the pretend NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.model import VendorSample
+from exporter.wire import HEADER, Answer, Ask, decode_answer, frame
+from tests.backend_host import state, values
+from tests.fakes.nvml import FakeNvml, Mig, build_or_skip, equal_cards
+from tests.harness import clean_environment
+
+pytestmark = pytest.mark.e2e
+
+CALL = "nvmlDeviceGetComputeRunningProcesses_v3"
+EVERYTHING = {"utilization", "memory_free", "memory_used", "memory_total", "temperature"}
+FIRST, SECOND = (card.uuid or "" for card in equal_cards(2))
+PARTS = tuple(
+    Mig(index=index, uuid=f"MIG-0000000{index}-0000-5000-8000-000000000000", gi=7 + index, ci=0) for index in (0, 2)
+)
+DIVIDED = dataclasses.replace(equal_cards(1)[0], mig=1, util=None, instances=PARTS)
+
+
+class AskedWorker:
+    """The worker as a process of its own, which is asked over a socket as its parent asks."""
+
+    def __init__(self, fake: FakeNvml) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._ours.settimeout(20)
+        with theirs:
+            command = [sys.executable, "-m", "exporter.worker", "nvidia"]
+            self.process = subprocess.Popen(command, env=clean_environment(fake.environment()), stdin=theirs.fileno())
+        self._cycle = 0
+
+    def end(self) -> None:
+        """It leaves when its parent is gone."""
+        self._ours.close()
+        self.process.wait(20)
+
+    def ask(self, *, users: bool = True, within: float = 10.0) -> Answer:
+        """A cycle."""
+        self._cycle += 1
+        self._ours.sendall(frame(Ask(self._cycle, time.monotonic() + within, users)))
+        (length,) = HEADER.unpack(self._receive(HEADER.size))
+        return decode_answer(self._receive(length))
+
+    def read(self, *, users: bool = True, within: float = 10.0) -> VendorSample:
+        """A cycle's sample."""
+        answer = self.ask(users=users, within=within)
+        assert answer.sample is not None, answer.fault
+        return answer.sample
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._ours.recv(size - len(data))
+            assert piece, "the worker left"
+            data += piece
+        return data
+
+
+Work = Callable[[FakeNvml], AskedWorker]
+
+
+@pytest.fixture
+def work() -> Iterator[Work]:
+    with contextlib.ExitStack() as stack:
+
+        def start(fake: FakeNvml) -> AskedWorker:
+            worker = AskedWorker(fake)
+            stack.callback(worker.end)
+            return worker
+
+        yield start
+
+
+def users(sample: VendorSample) -> dict[str, set[int]]:
+    """Processes by the identity of what they compute on."""
+    found: dict[str, set[int]] = {}
+    for user in sample.users:
+        found.setdefault(user.key.identity, set()).add(user.pid)
+    return found
+
+
+def test_each_card_has_its_own_processes(nvml: FakeNvml, work: Work) -> None:
+    """A process may be on several cards, a card may have many processes, and the number 0 is no process."""
+    many = [f"process 1 {pid}" for pid in range(1000, 1200)]
+    nvml.write(equal_cards(4), lines=["process 0 4711", "process 1 4711", "process 2 0", *many])
+    assert users(work(nvml).read()) == {FIRST: {4711}, SECOND: {4711, *range(1000, 1200)}}
+
+
+def test_processes_that_come_and_go_are_seen(nvml: FakeNvml, work: Work) -> None:
+    """Each cycle tells who computes now."""
+    worker = work(nvml)
+    assert users(worker.read()) == {}
+    nvml.write(equal_cards(4), lines=["process 1 4711"])
+    assert users(worker.read()) == {SECOND: {4711}}
+    nvml.write(equal_cards(4), lines=["process 0 4711"])
+    assert users(worker.read()) == {FIRST: {4711}}
+
+
+def test_nobody_is_looked_for_unless_asked(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
+    """Without the question the library is not called, though the worker was asked before."""
+    log = tmp_path / "calls"
+    nvml.write(equal_cards(2), lines=["process 0 4711", f"log {log}"])
+    worker = work(nvml)
+    assert users(worker.read(users=False)) == {}
+    assert CALL not in log.read_text()
+    assert users(worker.read()) == {FIRST: {4711}}
+    assert users(worker.read(users=False)) == {}
+
+
+def test_mig_devices_have_the_processes_and_their_board_has_none(nvml: FakeNvml, work: Work) -> None:
+    """NVML would tell the board all of its parts' processes, and a process on one part does not use the board."""
+    nvml.write([DIVIDED], lines=["process 0 4711 0", "process 0 4712 2", "process 0 4713 2"])
+    assert users(work(nvml).read()) == {PARTS[0].uuid: {4711}, PARTS[1].uuid: {4712, 4713}}
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 7, 13, 999])
+def test_a_list_that_is_not_given_costs_nothing_else(nvml: FakeNvml, work: Work, code: int) -> None:
+    """Not supported, no permission, too many new processes or any other error: the card is read, and has no fault."""
+    nvml.write(equal_cards(2), lines=["process 0 4711", "process 1 4712", f"fault {CALL} 0 {code}"])
+    sample = work(nvml).read()
+    assert users(sample) == {SECOND: {4712}}
+    assert values(sample, FIRST).keys() == EVERYTHING
+    assert (sample.faults, state(sample, FIRST)) == ((), "ok")
+
+
+def test_an_older_driver_has_no_such_list(tmp_path: Path, work: Work) -> None:
+    """A driver without the call is read as before."""
+    fake = FakeNvml(tmp_path, build_or_skip(tmp_path / "lib", [CALL]))
+    fake.write(equal_cards(2), lines=["process 0 4711"])
+    sample = work(fake).read()
+    assert users(sample) == {}
+    assert sample.faults == ()
+    assert values(sample, FIRST).keys() == EVERYTHING
+
+
+def test_a_card_lost_in_that_call_is_lost(nvml: FakeNvml, work: Work) -> None:
+    """As in any other call, and the other card keeps its readings and its processes."""
+    worker = work(nvml)
+    worker.read()
+    nvml.write(equal_cards(2), lines=["process 0 4711", "process 1 4712", f"fault {CALL} 0 15"])
+    sample = worker.read()
+    assert [state(sample, uuid) for uuid in (FIRST, SECOND)] == ["lost", "ok"]
+    assert users(sample) == {SECOND: {4712}}
+    assert values(sample, SECOND).keys() == EVERYTHING
+
+
+def test_a_library_lost_in_that_call_ends_the_worker(nvml: FakeNvml, work: Work) -> None:
+    """A driver that is not loaded any more takes the backend down, to be started anew."""
+    nvml.write(equal_cards(1), lines=[f"fault {CALL} 0 9"])
+    answer = work(nvml).ask()
+    assert answer.fault is not None
+    assert (answer.fault.reason, answer.final) == ("driver-not-loaded", True)
+
+
+def test_a_card_that_hangs_in_that_call_is_alone_in_it(nvml: FakeNvml, work: Work) -> None:
+    """Its lane waits; the other card answers within the cycle, with its processes."""
+    worker = work(nvml)
+    worker.read()
+    nvml.write(equal_cards(2), lines=["process 1 4712", f"hang {CALL} 0"])
+    sample = worker.read(within=1.0)
+    assert [state(sample, uuid) for uuid in (FIRST, SECOND)] == ["hung", "ok"]
+    assert users(sample) == {SECOND: {4712}}
