@@ -117,6 +117,12 @@ HINT_INFO = Family(
     "`explain` say it in a sentence.",
     ("vendor", "hint"),
 )
+FLEETS_LEFT_OUT = Family(
+    "gpu_exporter_fleets_left_out",
+    "gauge",
+    "Fleets of live processes that were found and are not shown: beyond mapping.max_fleets, or under another's name.",
+    (),
+)
 DEVICE_STATE = Family(
     "gpu_exporter_device_state",
     "gauge",
@@ -153,6 +159,7 @@ FAMILIES: tuple[Family, ...] = (
     BACKEND_FAULTS,
     BACKEND_FAULT_INFO,
     HINT_INFO,
+    FLEETS_LEFT_OUT,
     DEVICE_STATE,
     BUILD_INFO,
     RELOAD_SUCCESSFUL,

@@ -24,17 +24,21 @@ import yaml
 from exporter import __version__, logs, masks, reports
 from exporter.binding import context_of
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
+from exporter.config import FleetSettings
 from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
 from exporter.facts import FACTS
+from exporter.fleet_names import placeholders
+from exporter.fleets.scanner import Scanner, runtimes_of
 from exporter.inventory import Inventory
-from exporter.model import Context, Inversion, Refusal, Snapshot
+from exporter.model import Fleet, Inversion, Refusal, Snapshot
 from exporter.saved_inventory import from_rows, read_rows, to_rows
 from exporter.web.server import parse_address
 
 _PROGRAM = "gpu-fleet-exporter"
 _ONCE_STOP_SECONDS = 0.5
 _BETWEEN_CYCLES_SECONDS, _MOST_CYCLES_MORE = 1.0, 2
+_ANSWERED_SECONDS = 10.0
 
 
 def _common(parser: argparse.ArgumentParser, **more: Any) -> None:
@@ -96,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--known", metavar="FACT=VALUE", nargs="+", action="extend", help="of the workload: see docs/masks.md"
     )
+    explain.add_argument("--pid", metavar="PID", type=int, help="a process, instead of the settings' fleets")
+    explain.add_argument("--all", action="store_true", help="the settings' fleets, and every process that uses a GPU")
     for command in (serve, once, inventory, explain):
         _common(command, **behind)
     check = commands.add_parser("check-config", help="check a settings file and exit")
@@ -173,16 +179,21 @@ async def _run(options: Options) -> None:
     await Daemon(options, os.environ).run()
 
 
-async def _one_cycle(options: argparse.Namespace, complete: bool) -> Snapshot:
-    """A snapshot of this host by fresh workers, which end afterwards; where it is to be ``complete``, after another
-    cycle or two if there are counters that need them.
+async def _one_cycle(options: argparse.Namespace, complete: bool, others: Sequence[Fleet]) -> Snapshot:
+    """A snapshot of this host by fresh workers, which end afterwards. ``others`` are fleets beside the settings'.
+
+    Where it is to be ``complete`` it is one after the drivers were asked what they have to be, and after another cycle
+    or two if there are counters that need them.
     """
     settings = load_settings(options.config_file)
     host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ)
     on_request = msgspec.structs.replace(settings.sampling, interval_seconds=None, reuse_seconds=0.0)
-    host.configure(msgspec.structs.replace(settings, sampling=on_request))
+    await host.take(msgspec.structs.replace(settings, sampling=on_request), others)
     try:
         snapshot = await host.snapshot()
+        if complete:
+            await host.answered(_ANSWERED_SECONDS)
+            snapshot = await host.snapshot()
         for _ in range(_MOST_CYCLES_MORE if complete else 0):
             if not snapshot.pending:
                 break
@@ -190,12 +201,12 @@ async def _one_cycle(options: argparse.Namespace, complete: bool) -> Snapshot:
             snapshot = await host.snapshot()
         return snapshot
     finally:
-        await host.sampler.stop(_ONCE_STOP_SECONDS)
+        await host.stop(_ONCE_STOP_SECONDS)
 
 
-def _snapshot(options: argparse.Namespace, *, complete: bool = False) -> Snapshot:
+def _snapshot(options: argparse.Namespace, *, complete: bool = False, others: Sequence[Fleet] = ()) -> Snapshot:
     logs.configure("error", options.log_format)
-    return asyncio.run(_one_cycle(options, complete))
+    return asyncio.run(_one_cycle(options, complete, others))
 
 
 def _once(options: argparse.Namespace) -> int:
@@ -250,23 +261,54 @@ def _print_troubles(snapshot: Snapshot) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.pid is not None or options.all:
+        return _explain_processes(options)
     if options.inventory or options.runtime or options.env:
         return _explain_environment(options)
-    settings = load_settings(options.config_file)
-    if options.fleet and settings.fleets and options.fleet not in {entry.name for entry in settings.fleets}:
-        raise _unknown_fleet(options.fleet, [entry.name for entry in settings.fleets])
-    snapshot = _snapshot(options)
-    mappings = [entry for entry in snapshot.mappings if options.fleet in (None, entry.fleet)]
+    names = [entry.name for entry in load_settings(options.config_file).fleets]
+    if options.fleet and names and not any(map(placeholders, names)) and options.fleet.partition("/")[0] not in names:
+        raise _unknown_fleet(options.fleet, names)
+    snapshot = _snapshot(options, complete=True)
+    return _explain_fleets(snapshot, options.fleet)
+
+
+def _explain_fleets(snapshot: Snapshot, name: str | None) -> int:
+    """Each fleet under each runtime, or those of one name; what one fleet was split into counts as its."""
+    names = [entry.fleet for entry in snapshot.mappings]
+    mappings = [entry for entry in snapshot.mappings if name in (None, entry.fleet, entry.fleet.rpartition("/")[0])]
     if not mappings:
-        raise _unknown_fleet(options.fleet, [entry.fleet for entry in snapshot.mappings])
+        raise _unknown_fleet(name, sorted(set(names)))
     _print_troubles(snapshot)
     inventory = Inventory(snapshot.devices)
+    seen = {fleet.name: reports.seen_of(fleet) for fleet in snapshot.fleets}
     for entry in mappings:
-        sys.stdout.write(reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory))
+        text = reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory, seen[entry.fleet])
+        sys.stdout.write(text)
     return int(any(isinstance(entry.outcome, Refusal) for entry in mappings))
 
 
-def _unknown_fleet(name: str, known: Sequence[str]) -> InputError:
+def _explain_processes(options: argparse.Namespace) -> int:
+    """One process, or the settings' fleets and every other process that uses a GPU."""
+    if options.fleet or options.inventory or options.env or (options.pid is not None and options.all):
+        raise InputError("explain: --pid and --all go with --runtime and --known alone")
+    entry = FleetSettings(name="", runtime=None if options.runtime is None else _runtime(options.runtime))
+    scanner = Scanner([], options.procfs, options.sysfs, 1)
+    pids = list(scanner.at_work(runtimes_of(entry))) if options.all else [options.pid]
+    found = [_fleet_of(scanner, pid, entry, options) for pid in pids]
+    if options.pid is not None:
+        if found == [None]:
+            raise CouldNot(f"explain: no process {options.pid} is running")
+        snapshot = _snapshot(options, complete=True, others=[fleet for fleet in found if fleet])
+        return _explain_fleets(snapshot, f"pid-{options.pid}")
+    return _explain_fleets(_snapshot(options, complete=True, others=[fleet for fleet in found if fleet]), None)
+
+
+def _fleet_of(scanner: Scanner, pid: int, entry: FleetSettings, options: argparse.Namespace) -> Fleet | None:
+    fleet = scanner.of_process(msgspec.structs.replace(entry, name=f"pid-{pid}"), pid)
+    return None if fleet is None else msgspec.structs.replace(fleet, known=_facts(options.known or []))
+
+
+def _unknown_fleet(name: str | None, known: Sequence[str]) -> InputError:
     return InputError(f"explain: found fleet '{name}', expected one of {', '.join(known)}")
 
 
@@ -288,13 +330,13 @@ def _explain_environment(options: argparse.Namespace) -> int:
         raise CouldNot(f"no device of the runtime {runtime} was found {place}")
     if reach is None:
         reach = frozenset(device.key for device in inventory.devices)
-    context = _with_facts(context_of(reach, versions), options.known or [])
+    context = msgspec.structs.replace(context_of(reach, versions), **_facts(options.known or []))
     outcome: Inversion | Refusal = masks.invert(runtime, env, inventory, context)
     sys.stdout.write(reports.explain(options.fleet or "command line", runtime, outcome, inventory))
     return int(isinstance(outcome, Refusal))
 
 
-def _with_facts(context: Context, facts: Sequence[str]) -> Context:
+def _facts(facts: Sequence[str]) -> dict[str, str | bool]:
     known: dict[str, str | bool] = {}
     for fact in facts:
         name, _, value = fact.partition("=")
@@ -303,7 +345,7 @@ def _with_facts(context: Context, facts: Sequence[str]) -> Context:
         if value not in FACTS[name]:
             raise InputError(f"--known: {name}: found '{value}', expected one of {', '.join(FACTS[name])}")
         known[name] = FACTS[name][value]
-    return msgspec.structs.replace(context, **known)
+    return known
 
 
 def _runtime(name: str | None) -> str:

@@ -157,14 +157,14 @@ class ExporterCollector(Collector):
         catalog.BACKEND_FAULTS,
         catalog.BACKEND_FAULT_INFO,
         catalog.HINT_INFO,
+        catalog.FLEETS_LEFT_OUT,
         catalog.BUILD_INFO,
         catalog.RELOAD_SUCCESSFUL,
         catalog.RELOAD_TIMESTAMP,
     )
 
-    def __init__(self, backends: Sequence[BackendStatus], reload: ReloadStatus) -> None:
-        self._backends = backends
-        self._reload = reload
+    def __init__(self, backends: Sequence[BackendStatus], left_out: int, reload: ReloadStatus) -> None:
+        self._backends, self._left_out, self._reload = backends, left_out, reload
 
     def describe(self) -> Iterable[Metric]:
         """The families without samples, for registration."""
@@ -189,6 +189,7 @@ class ExporterCollector(Collector):
                 for code in sorted({hint.code for hint in row.hints})
             ),
         )
+        yield _metric(catalog.FLEETS_LEFT_OUT, [({}, float(self._left_out))])
         build = {"version": __version__, "python_version": platform.python_version()}
         yield _metric(catalog.BUILD_INFO, [(build, 1.0)])
         yield _metric(catalog.RELOAD_SUCCESSFUL, [({}, float(self._reload.successful))])
@@ -218,8 +219,12 @@ _PROCESS = _Process()
 
 def collectors_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> tuple[Collector, ...]:
     """The collectors that show this snapshot; ``process`` adds the parent's own ``process_*`` families."""
-    shown = (FleetCollector(snapshot), DeviceCollector(snapshot), ExporterCollector(snapshot.backends, reload))
+    shown = (FleetCollector(snapshot), DeviceCollector(snapshot), _exporter(snapshot, reload))
     return (*shown, _PROCESS) if process else shown
+
+
+def _exporter(snapshot: Snapshot, reload: ReloadStatus) -> ExporterCollector:
+    return ExporterCollector(snapshot.backends, snapshot.left_out, reload)
 
 
 def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:

@@ -14,7 +14,9 @@ from exporter import __version__, backends, config, fleets, masks
 from exporter.collectors import ReloadStatus
 from exporter.config import Settings
 from exporter.errors import ConfigError
-from exporter.model import Snapshot
+from exporter.fleets.watch import Watch
+from exporter.model import Fleet, Snapshot
+from exporter.probe import Prober
 from exporter.sampler import Sampler, Source
 from exporter.telemetry import Transitions
 from exporter.web import app, server
@@ -47,19 +49,43 @@ class Host:
     def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
         self._options, self._environ = options, environ
         self._sources: dict[str, Source] = {}
-        self.sampler = Sampler(Transitions().see)
+        self._prober = Prober(environ)
+        self._fleets = fleets.Fleets((), None)
+        self.sampler = Sampler(Transitions().see, self._prober)
         self.settings = Settings()
 
-    def configure(self, settings: Settings) -> tuple[Source, ...]:
-        """Serve by these settings from now on; returns the sources that are to be stopped."""
-        vendors = settings.backends or [name for name in backends.BACKENDS if name not in backends.ON_REQUEST]
+    async def take(self, settings: Settings, others: Sequence[Fleet] = ()) -> tuple[Source, ...]:
+        """Serve by these settings from now on, and ``others`` beside their fleets; returns the sources that are to be
+        stopped. The processes are looked at first, so that their fleets are there when those of earlier settings go.
+        """
+        watched = fleets.Fleets((*self._stated(settings), *others), self._watch(settings))
+        await asyncio.to_thread(watched.start)
+        dropped = self._configure(settings, watched)
+        self._fleets.stop()
+        self._fleets = watched
+        return dropped
+
+    def _stated(self, settings: Settings) -> tuple[Fleet, ...]:
+        return fleets.from_settings(settings, self._environ, tuple(_vendors(settings)))
+
+    def _watch(self, settings: Settings) -> Watch | None:
+        entries = [entry for entry in settings.fleets if fleets.is_live(entry)]
+        if not entries:
+            return None
+        return Watch(
+            entries,
+            procfs=self._options.procfs,
+            sysfs=self._options.sysfs,
+            most=settings.mapping.max_fleets,
+            scan_seconds=settings.sampling.scan_seconds,
+        )
+
+    def _configure(self, settings: Settings, watched: fleets.Fleets) -> tuple[Source, ...]:
+        vendors = _vendors(settings)
         sources = {vendor: self._source(vendor, settings.libraries.get(vendor)) for vendor in vendors}
         for source in sources.values():
             source.named = settings.backends is not None
-        watched = fleets.from_settings(settings, self._environ, tuple(vendors))
-        dropped = self.sampler.configure(
-            tuple(sources.values()), watched, tuple(settings.mapping.accept), settings.sampling
-        )
+        dropped = self.sampler.configure(tuple(sources.values()), watched, settings.mapping, settings.sampling)
         self._sources, self.settings = sources, settings
         return dropped
 
@@ -74,6 +100,18 @@ class Host:
         """One cycle within the settings' deadline."""
         return await self.sampler.snapshot(self.settings.sampling.deadline_seconds)
 
+    async def answered(self, within_seconds: float) -> None:
+        """Wait for the drivers that are being asked."""
+        await self._prober.answered(within_seconds)
+
+    async def stop(self, within_seconds: float) -> None:
+        """End the workers, and whatever else was started."""
+        await asyncio.gather(self.sampler.stop(within_seconds), self._prober.stop())
+
+
+def _vendors(settings: Settings) -> Sequence[str]:
+    return settings.backends or [name for name in backends.BACKENDS if name not in backends.ON_REQUEST]
+
 
 class Daemon:
     """Serves until told to stop. It is the :class:`exporter.web.app.Site` of its pages."""
@@ -83,6 +121,7 @@ class Daemon:
         self._host = Host(options, environ)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
         self.telemetry_path = options.telemetry_path
         self.lifecycle = options.lifecycle
         self.ready = False
@@ -99,6 +138,10 @@ class Daemon:
 
     async def reload(self) -> None:
         """Load the settings, build everything, then swap; a bad file keeps the old settings and raises."""
+        async with self._reloading:
+            await self._reload()
+
+    async def _reload(self) -> None:
         path = self._options.config_file
         try:
             settings = load_settings(path)
@@ -106,7 +149,7 @@ class Daemon:
             self.reload_status = self.reload_status._replace(successful=False)
             log.error("settings not loaded, the earlier ones hold", extra={"fields": {"error": error}})  # noqa: TRY400
             raise
-        for source in self._host.configure(settings):
+        for source in await self._host.take(settings):
             self._spawn(source.supervisor.stop(_STOP_SECONDS))
         self.reload_status = ReloadStatus(True, time.time())
         log.info("settings loaded", extra={"fields": {"file": path or "none"}})
@@ -130,7 +173,7 @@ class Daemon:
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
         http.should_exit = True
-        await asyncio.gather(serving, self._host.sampler.stop(_STOP_SECONDS))
+        await asyncio.gather(serving, self._host.stop(_STOP_SECONDS))
         log.info("stopped")
 
     async def _warm_up(self) -> None:

@@ -20,6 +20,12 @@ REFUSALS: dict[str, RefusalCode] = {
         "See gpu_exporter_backend_fault_info and the log for the reason; the mask is inverted as soon as the "
         "backend is up.",
     ),
+    "contradicted": RefusalCode(
+        "two ways of knowing name different cards",
+        "The workload computes on a card that its masks, as it was started with them, hide; or the driver names other "
+        "cards than the masks say. A framework that sets masks in its own process (Ray, launchers of torch) hides "
+        "them from view: give each worker its mask before it starts, or state env: in the fleet's settings.",
+    ),
     "doc-conflict": RefusalCode(
         "AMD's manual and its source disagree about GPU_DEVICE_ORDINAL, and that makes a difference",
         "Unset GPU_DEVICE_ORDINAL for the workload, and in the fleet's env: HIP_VISIBLE_DEVICES does all that it does.",
@@ -29,6 +35,10 @@ REFUSALS: dict[str, RefusalCode] = {
         "Where the workload's driver is of 2024 or later state known: {driver: current} in the fleet's settings. Where "
         "all cards are of one model set ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 for the workload, and in the fleet's env. "
         "Otherwise let it open one card, and state that as reach:.",
+    ),
+    "environment-overwritten": RefusalCode(
+        "the process has written over the environment that it was started with",
+        "Set SPT_NOENV=1 for a Python program that sets its title; or state env: in the fleet's settings.",
     ),
     "evidence-not-accepted": RefusalCode(
         "the answer's grade of evidence is not in mapping.accept",
@@ -89,6 +99,11 @@ REFUSALS: dict[str, RefusalCode] = {
         "Where the workload has one library state known: {multi_driver_library: no} in the fleet's settings. Otherwise "
         "let it open cards of one model only, and state them as reach:.",
     ),
+    "no-permission": RefusalCode(
+        "the exporter may not read the environment of the workload's processes",
+        "Run the exporter as the workload's user, or give it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; or state env: in "
+        "the fleet's settings.",
+    ),
     "opencl-order-unknown": RefusalCode(
         "the cards are visible through OpenCL only, whose order is not established",
         "Select them through Level Zero: ONEAPI_DEVICE_SELECTOR=level_zero:...",
@@ -100,6 +115,14 @@ REFUSALS: dict[str, RefusalCode] = {
     "over-the-cap": RefusalCode(
         "the mask repeats devices more often than a fleet may have them",
         "Name each device once.",
+    ),
+    "process-gone": RefusalCode(
+        "no process of the workload is running",
+        "Nothing, if it is meant to be stopped; else see that pid_file, systemd_unit, process or cgroup finds it.",
+    ),
+    "process-hangs": RefusalCode(
+        "the kernel does not answer what is asked of the process",
+        "The process hangs in the kernel, often in a GPU driver: see the kernel's log.",
     ),
     "raw-order-unknown": RefusalCode(
         "the raw order of the Vulkan devices can only be enumerated, and was not",

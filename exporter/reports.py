@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from exporter.inventory import Inventory
-from exporter.model import Device, DeviceKey, Inversion, Layer, Refusal, Snapshot, State
+from exporter.model import Device, DeviceKey, Fleet, Inversion, Layer, Refusal, Snapshot, State
 from exporter.refusals import REFUSALS
 
 _GIB = 2**30
@@ -45,13 +45,29 @@ def _memory(device: Device) -> str:
     return "-" if device.memory_total_bytes is None else f"{device.memory_total_bytes / _GIB:.1f} GiB"
 
 
-def explain(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory: Inventory) -> str:
-    """A fleet's indices with the card behind each and the evidence; or the refusal and what to do about it."""
-    return "".join(line + "\n" for line in _explained(fleet, runtime, outcome, inventory))
+def explain(
+    fleet: str, runtime: str, outcome: Inversion | Refusal, inventory: Inventory, seen: Sequence[str] = ()
+) -> str:
+    """A fleet's indices with the card behind each and the evidence; or the refusal and what to do about it. ``seen``
+    are sentences on where what is known of it comes from.
+    """
+    told = outcome.told if isinstance(outcome, Inversion) else ()
+    lines = (f"  {_shown(line)}" for line in (*seen, *told))
+    return "".join(line + "\n" for line in (f"{fleet} ({runtime})", *lines, *_explained(outcome, inventory)))
 
 
-def _explained(fleet: str, runtime: str, outcome: Inversion | Refusal, inventory: Inventory) -> Iterator[str]:
-    yield f"{fleet} ({runtime})"
+def seen_of(fleet: Fleet) -> tuple[str, ...]:
+    """Where what is known of a fleet comes from."""
+    if fleet.live is not None:
+        stated = ("the reach is the settings'",) if fleet.reach is not None else ()
+        return fleet.live.told + stated
+    if fleet.runtimes == ("host",):
+        return ()
+    reach = "the settings state its reach" if fleet.reach is not None else "it can open every device, by the settings"
+    return (f"the environment is the settings', or the exporter's own; {reach}",)
+
+
+def _explained(outcome: Inversion | Refusal, inventory: Inventory) -> Iterator[str]:
     for layer in outcome.layers:
         yield f"  {_layer(layer)}"
     if isinstance(outcome, Refusal):

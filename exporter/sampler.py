@@ -8,13 +8,17 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from exporter import pci
 from exporter.attribution import attribute
-from exporter.binding import Bound, bind
-from exporter.config import Sampling
-from exporter.model import FAULT_REASONS, BackendStatus, Evidence, Fault, Fleet, Snapshot, VendorOutcome
+from exporter.binding import Bound, Known, bind
+from exporter.config import Mapping, Sampling
+from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome
+from exporter.probing import Answers, Question
 from exporter.supervisor import Backoff, Supervisor
 
 # A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
@@ -109,18 +113,56 @@ class _Flight:
         return all(task.done() for task in self.tasks.values())
 
 
+class Watched(Protocol):
+    """The fleets. ``left_out`` is how many there are beyond those that :meth:`now` gives."""
+
+    @property
+    def left_out(self) -> int:
+        """As above."""
+
+    @property
+    def live(self) -> bool:
+        """Whether there are any that consist of processes."""
+
+    def now(self) -> tuple[Fleet, ...]:
+        """Those that live at this moment."""
+
+    def stop(self) -> None:
+        """Look for no more."""
+
+
+class Asker(Protocol):
+    """Who asks drivers."""
+
+    @property
+    def answers(self) -> Answers:
+        """What they have answered so far."""
+
+    def want(self, questions: Iterable[Question]) -> None:
+        """Ask them these, some time."""
+
+
+class _Finished(NamedTuple):
+    """A finished cycle: what it found, and the fleets and the number of answers that it was assembled with."""
+
+    outcomes: Sequence[VendorOutcome]
+    fleets: tuple[Fleet, ...]
+    answers: int
+
+
 class Sampler:
     """Makes snapshots. Sampling happens when one is asked for, or, where the settings say so, at an interval."""
 
-    def __init__(self, observe: Callable[[Snapshot, Sequence[VendorOutcome]], None]) -> None:
+    def __init__(self, observe: Callable[[Snapshot, Sequence[VendorOutcome]], None], asker: Asker) -> None:
         """``observe`` is told of each finished cycle, once."""
-        self._observe = observe
+        self._observe, self._asker = observe, asker
+        self._watched: Watched
+        self._mapping = Mapping()
+        self._finished = _Finished((), (), 0)
         self._sources: dict[str, Source] = {}
         self._present: set[str] = set()
-        self._fleets: tuple[Fleet, ...] = ()
-        self._accept: tuple[Evidence, ...] = ()
         self._sampling = Sampling()
-        self._bound: Bound = {}
+        self._bound = Bound()
         self._counts = FaultCounts()
         self._flight: _Flight | None = None
         self._last: Snapshot | None = None
@@ -130,7 +172,7 @@ class Sampler:
         self._background: asyncio.Task[None] | None = None
 
     def configure(
-        self, sources: Sequence[Source], fleets: tuple[Fleet, ...], accept: tuple[Evidence, ...], sampling: Sampling
+        self, sources: Sequence[Source], watched: Watched, mapping: Mapping, sampling: Sampling
     ) -> tuple[Source, ...]:
         """Take these settings from now on, all at once; workers of sources that stay go on running.
 
@@ -140,11 +182,12 @@ class Sampler:
         dropped = tuple(source for vendor, source in self._sources.items() if kept.get(vendor) is not source)
         self._sources = kept
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
-        self._fleets, self._accept, self._sampling = fleets, accept, sampling
-        self._bound, self._last = {}, None
+        self._watched, self._mapping, self._sampling = watched, mapping, sampling
+        self._bound, self._last = Bound(epochs=self._bound.epochs), None
         self._generation += 1
         for source in sources:
             source.supervisor.hang_seconds = sampling.hang_seconds
+            source.supervisor.users = watched.live
         if self._background is not None:
             self._background.cancel()
             self._background = None
@@ -156,6 +199,7 @@ class Sampler:
         """End every worker."""
         if self._background is not None:
             self._background.cancel()
+        self._watched.stop()
         await asyncio.gather(*(source.supervisor.stop(within_seconds) for source in self._sources.values()))
 
     def kill(self) -> None:
@@ -168,7 +212,7 @@ class Sampler:
         if self._background is not None and self._last is not None:
             return self._from_background(self._last)
         if self._last is not None and self._serves_again(self._last, within_seconds):
-            return self._last
+            return self._with_fleets_of_now(self._last)
         return await self._cycle(within_seconds)
 
     def _serves_again(self, last: Snapshot, within_seconds: float) -> bool:
@@ -176,6 +220,14 @@ class Sampler:
         missing = "hung" in last.states.values() or not all(backend.up for backend in last.backends)
         cut_short = missing and within_seconds > self._last_within
         return not cut_short and time.monotonic() - self._last_finished < self._sampling.reuse_seconds
+
+    def _with_fleets_of_now(self, last: Snapshot) -> Snapshot:
+        """A snapshot that serves again, over the same readings, but with the fleets that there are by now."""
+        now = (self._watched.now(), len(self._asker.answers))
+        if now != self._finished[1:]:
+            last = self._last = self._assemble(self._finished.outcomes)
+            self._finished = _Finished(self._finished.outcomes, *now)
+        return last
 
     async def _cycle(self, within_seconds: float) -> Snapshot:
         flight = self._flight
@@ -210,6 +262,7 @@ class Sampler:
             flight.snapshot = self._assemble(shown)
             if flight.generation == self._generation:  # else it asked the backends of settings that are gone
                 self._last, self._last_within = flight.snapshot, flight.within_seconds
+                self._finished = _Finished(shown, flight.snapshot.fleets, len(self._asker.answers))
                 self._last_finished = time.monotonic()
             self._observe(flight.snapshot, shown)
         return flight.snapshot
@@ -237,16 +290,22 @@ class Sampler:
     def _from_background(self, last: Snapshot) -> Snapshot:
         age = time.monotonic() - self._last_finished
         if age <= _BACKGROUND_KEEPS * (self._sampling.interval_seconds or 0.0):
-            return last
+            return self._with_fleets_of_now(last)
         stale = Fault("stale", f"the last background cycle ended {age:.1f} s ago")
         return self._assemble(
             [VendorOutcome(vendor=vendor, fault=stale, duration_seconds=age) for vendor in sorted(self._present)]
         )
 
     def _assemble(self, outcomes: Sequence[VendorOutcome]) -> Snapshot:
-        mappings, self._bound = bind(self._fleets, outcomes, self._bound, self._accept)
+        fleets = self._watched.now()
+        may_ask = self._mapping.probe != "never" and "probed" in self._mapping.accept
+        answers = self._asker.answers if may_ask else None
+        known = Known(self._mapping.accept, time.clock_gettime(time.CLOCK_BOOTTIME), answers)
+        mappings, self._bound, questions = bind(fleets, outcomes, self._bound, known)
+        self._asker.want(questions)
         backends = tuple(status_of(outcome, self._counts) for outcome in outcomes)
-        return attribute(outcomes, mappings, backends)
+        snapshot = attribute(outcomes, mappings, backends)
+        return msgspec.structs.replace(snapshot, fleets=fleets, left_out=self._watched.left_out)
 
     async def _sample_at(self, interval_seconds: float) -> None:
         while True:

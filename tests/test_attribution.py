@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.attribution import attribute
-from exporter.binding import Bound, bind, driver_branch
+from exporter.binding import Bound, Known, bind, driver_branch
 from exporter.inventory import Inventory
 from exporter.model import (
     EVIDENCE,
@@ -66,12 +66,12 @@ class Watch:
 
     def __init__(self, *fleets: Fleet, accept: Collection[Evidence] = EVIDENCE) -> None:
         self.fleets, self.accept = fleets, accept
-        self.bound: Bound = {}
+        self.bound = Bound()
         self.snapshot: Snapshot
 
     def see(self, *outcomes: VendorOutcome) -> Watch:
         """One cycle."""
-        mappings, self.bound = bind(self.fleets, outcomes, self.bound, self.accept)
+        mappings, self.bound, _ = bind(self.fleets, outcomes, self.bound, Known(self.accept))
         statuses = tuple(
             BackendStatus(
                 vendor=each.vendor, up=not each.fault, duration_seconds=0.0, fault=each.fault, faults_total={}
@@ -201,11 +201,11 @@ def test_the_order_of_discovery_changes_nothing(letters: str) -> None:
 
 def test_binding_does_not_change_what_was_given() -> None:
     """What was bound before is left as it was, and comes back unchanged when nothing is new."""
-    before: Bound = {}
-    _, after = bind([CHAT], [up(cards("abcd"))], before, EVIDENCE)
-    assert before == {}
-    assert after.keys() == {("chat", "cuda", "nvidia")}
-    assert bind([CHAT], [up(cards("bcd"))], after, EVIDENCE)[1] == after
+    before = Bound()
+    _, after, _ = bind([CHAT], [up(cards("abcd"))], before, Known(EVIDENCE))
+    assert before == Bound()
+    assert after.kept.keys() == {("chat", "", "cuda", "nvidia")}
+    assert bind([CHAT], [up(cards("bcd"))], after, Known(EVIDENCE)).bound.kept == after.kept
 
 
 # --- when the inventory is whole
@@ -353,7 +353,7 @@ def test_a_backend_down_and_back() -> None:
 def test_a_backend_that_was_never_up() -> None:
     """A fleet is bound at the first cycle that has an inventory."""
     watch = Watch(CHAT).see(DOWN).see(DOWN)
-    assert watch.bound == {}
+    assert watch.bound == Bound()
     assert watch.see(up(cards("abcd"))).who() == {0: "c", 1: "b"}
 
 

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from exporter import catalog
 from exporter.attribution import attribute
-from exporter.binding import bind
+from exporter.binding import Bound, Known, bind
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.model import (
     EVIDENCE,
@@ -85,7 +85,7 @@ def cycle(devices: Sequence[Device], states: Mapping[str, State] | None = None) 
 
 def snapshot_of(fleets: Sequence[Fleet], *outcomes: VendorOutcome) -> Snapshot:
     """The snapshot of a first cycle: bound, attributed, and each fault counted once."""
-    mappings, _ = bind(fleets, outcomes, {}, EVIDENCE)
+    mappings, _, _ = bind(fleets, outcomes, Bound(), Known(EVIDENCE))
     return attribute(outcomes, mappings, tuple(map(status_of, outcomes)))
 
 

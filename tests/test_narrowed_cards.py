@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from exporter.attribution import attribute
-from exporter.binding import bind
+from exporter.binding import Bound, Known, bind
 from exporter.inventory import narrowed, tiles_key
 from exporter.model import (
     EVIDENCE,
@@ -49,7 +49,7 @@ def seen(mask: str, values: Mapping[DeviceKey, Mapping[str, float]], **known: st
     )
     outcome = VendorOutcome(vendor="intel", sample=sample, duration_seconds=0.1)
     fleet = Fleet(name="chat", runtimes=("level_zero",), env=env, known=known)
-    mappings, _ = bind([fleet], [outcome], {}, EVIDENCE)
+    mappings, _, _ = bind([fleet], [outcome], Bound(), Known(EVIDENCE))
     return attribute([outcome], mappings, ())
 
 
@@ -103,7 +103,7 @@ def test_what_the_settings_state_of_a_workload_counts(known: Mapping[str, str], 
     )
     fleet = Fleet(name="chat", runtimes=("level_zero",), env={"ZE_AFFINITY_MASK": "1"}, known=known)
     outcome = VendorOutcome(vendor="intel", sample=sample, duration_seconds=0.1)
-    (mapping,), _ = bind([fleet], [outcome], {}, EVIDENCE)
+    (mapping,), _, _ = bind([fleet], [outcome], Bound(), Known(EVIDENCE))
     assert isinstance(mapping.outcome, Refusal) is refused
     if not isinstance(mapping.outcome, Refusal):
         assert [device.key.identity for device in mapping.outcome.devices] == ["0000:07:00.0"]

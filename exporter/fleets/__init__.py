@@ -1,4 +1,4 @@
-"""Where fleets come from: the settings, else the daemon's own environment, else the host as it is."""
+"""Where fleets come from: the settings, live processes, else the daemon's own environment, else the host as it is."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Mapping
 
 from exporter.config import FleetSettings, Settings
 from exporter.facts import FACTS
+from exporter.fleets.watch import Watch, is_live
 from exporter.masks import DEFAULT_RUNTIMES, RUNTIMES
 from exporter.model import Fleet
+
+__all__ = ["HOST", "Fleets", "from_settings", "is_live"]
 
 HOST = Fleet(name="host", runtimes=("host",))
 
 
 def from_settings(settings: Settings, environ: Mapping[str, str], vendors: tuple[str, ...]) -> tuple[Fleet, ...]:
-    """The fleets to watch; ``vendors`` are those whose backends may serve.
+    """The fleets that are no processes'; ``vendors`` are those whose backends may serve.
 
     Settings without fleets mean one: ``host``. If the daemon's own environment sets a mask or an order variable, that
     is taken for the operator's wish: ``default`` is inverted from it for the vendors whose runtime reads the variable,
     and the other vendors' cards are in ``host``.
     """
     if settings.fleets:
-        return tuple(_from_entry(entry) for entry in settings.fleets)
+        return tuple(_from_entry(entry) for entry in settings.fleets if not is_live(entry))
     masked = tuple(name for name in DEFAULT_RUNTIMES if any(variable in environ for variable in RUNTIMES[name].masks))
     if not masked:
         return (HOST,)
@@ -36,3 +39,37 @@ def _from_entry(entry: FleetSettings) -> Fleet:
     runtimes = DEFAULT_RUNTIMES if entry.runtime is None else (entry.runtime,)
     known = {name: FACTS[name][value] for name, value in entry.known.items()}
     return Fleet(name=entry.name, runtimes=runtimes, env=entry.env, reach=entry.reach, known=known)
+
+
+class Fleets:
+    """All fleets of some settings: those that are no processes', and those that a watch follows."""
+
+    def __init__(self, stated: tuple[Fleet, ...], watch: Watch | None) -> None:
+        self._stated, self._watch = stated, watch
+        self._names = frozenset(fleet.name for fleet in stated)
+
+    @property
+    def live(self) -> bool:
+        """Whether there are fleets of processes."""
+        return self._watch is not None or any(fleet.live is not None for fleet in self._stated)
+
+    @property
+    def left_out(self) -> int:
+        """How many fleets of processes there are beyond those that are shown."""
+        return 0 if self._watch is None else self._watch.left_out
+
+    def now(self) -> tuple[Fleet, ...]:
+        """The fleets that live now; where processes fill in a name that the settings have, that one is theirs."""
+        if self._watch is None:
+            return self._stated
+        return (*self._stated, *(fleet for fleet in self._watch.fleets() if fleet.name not in self._names))
+
+    def start(self) -> None:
+        """Look for processes from now on; returns after the first look."""
+        if self._watch is not None:
+            self._watch.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._watch is not None:
+            self._watch.stop()

@@ -24,6 +24,9 @@ class Runtime(NamedTuple):
     order devices; ``variables`` are all that its inversion reads. ``default`` runtimes serve a fleet that names none.
     ``moving`` runtimes follow the inventory of each cycle; the others are bound once, when the settings are loaded.
     A ``joint`` runtime numbers the devices of all vendors in one list.
+    ``choosing`` are those of the masks that choose devices: a process that has one set means to use some, or none.
+    ``told_to_drivers`` are the variables that the runtime's own driver may be asked under, in a process with the
+    exporter's rights: none that names a file, a program or a server. None where there is no driver to ask.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Runtime(NamedTuple):
     moving: bool
     invert: Invert
     joint: bool = False
+    choosing: tuple[str, ...] = ()
+    told_to_drivers: tuple[str, ...] | None = None
 
 
 class RefusedError(Exception):

@@ -122,4 +122,6 @@ RUNTIME = Runtime(
     default=True,
     moving=False,
     invert=invert,
+    choosing=(MASK,),
+    told_to_drivers=(MASK, ORDER),
 )

@@ -262,4 +262,6 @@ RUNTIME = Runtime(
     default=True,
     moving=False,
     invert=invert,
+    choosing=(MASK, *(prefix + MASK for prefix in _PREFIXES)),
+    told_to_drivers=(MASK, HIERARCHY, PCI_ORDER, LOADER_ORDER, *_PREFIXED),
 )

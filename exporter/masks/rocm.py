@@ -207,4 +207,6 @@ RUNTIME = Runtime(
     default=True,
     moving=False,
     invert=invert,
+    choosing=(rocr.MASK, HIP, CUDA, OPENCL),
+    told_to_drivers=(rocr.MASK, HIP, CUDA, OPENCL, ISA),
 )

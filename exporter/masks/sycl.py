@@ -286,4 +286,5 @@ RUNTIME = Runtime(
     default=False,
     moving=False,
     invert=invert,
+    choosing=(SELECTOR, *level_zero.RUNTIME.choosing),
 )

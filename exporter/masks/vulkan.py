@@ -23,6 +23,13 @@ REORDERING = (
     *("VK_LOADER_DEVICE_ID_FILTER", "VK_LOADER_VENDOR_ID_FILTER", "VK_LOADER_DRIVER_ID_FILTER", "VK_INSTANCE_LAYERS"),
 )
 """Variables by which the loader or a layer reorders or shortens the raw list."""
+# Those of them that name no file, no layer and no display server: a driver may be asked under them.
+_HARMLESS = (
+    *("VK_LOADER_DEVICE_SELECT", "VK_LOADER_DISABLE_SELECT", "MESA_VK_DEVICE_SELECT", "DRI_PRIME"),
+    *("MESA_VK_DEVICE_SELECT_FORCE_DEFAULT_DEVICE", "NODEVICE_SELECT"),
+    *("VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE"),
+    *("VK_LOADER_DEVICE_ID_FILTER", "VK_LOADER_VENDOR_ID_FILTER", "VK_LOADER_DRIVER_ID_FILTER"),
+)
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _PAST_64_BITS = 1 << 64
@@ -174,4 +181,6 @@ RUNTIME = Runtime(
     moving=False,
     invert=invert,
     joint=True,
+    choosing=(MASK,),
+    told_to_drivers=(MASK, *_HARMLESS),
 )

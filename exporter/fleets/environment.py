@@ -1,0 +1,57 @@
+"""The environment that a process was started with, of which only what chooses devices is kept.
+
+Source: ``/proc/PID/environ``, which shows the memory in which the kernel put the environment at exec: a program that
+sets its title may have written over it, and what a program changes for itself later is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from exporter.masks import RUNTIMES
+
+SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""The cards of a job step and of a job, by their numbers on the host; the step's count where both are set."""
+
+MASKS = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.masks)
+KEPT = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.variables)
+"""All that is ever taken from an environment, beside :data:`SLURM`."""
+
+_NAMES = {name.encode(): name for name in (*KEPT, *SLURM)}
+_ENTRY = re.compile(rb"[^=\0]+=")
+_MOST_BYTES = 8 << 20  # Linux gives the arguments and the environment together 6 MiB at most by default
+
+
+class OverwrittenError(Exception):
+    """What is there is no environment any more."""
+
+
+def read(procfs: str, pid: int) -> dict[str, str]:
+    """The variables of :data:`KEPT` and :data:`SLURM` that are set, with bytes that are no UTF-8 as surrogates.
+
+    Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`. A process that ended meanwhile, or is of
+    the kernel, has an empty one.
+    """
+    with Path(f"{procfs}/{pid}/environ").open("rb") as file:
+        data = file.read(_MOST_BYTES)
+    if len(data) == _MOST_BYTES:
+        raise OverwrittenError("it is larger than an environment can be")
+    return parse(data)
+
+
+def parse(data: bytes, wanted: Collection[str] = _NAMES.values()) -> dict[str, str]:
+    """As :func:`read`, from the bytes. Of a variable that is set twice the first counts, as for ``getenv``."""
+    if not data:
+        return {}
+    entries = data.removesuffix(b"\0").split(b"\0")
+    if not all(map(_ENTRY.match, entries)):
+        raise OverwrittenError("an entry of it is no NAME=VALUE")
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, _, value = entry.partition(b"=")
+        known = _NAMES.get(name)
+        if known is not None and known in wanted and known not in found:
+            found[known] = value.decode("utf-8", "surrogateescape")
+    return found

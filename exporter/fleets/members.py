@@ -1,0 +1,133 @@
+"""A fleet's processes: what each was started with, which of them count, and which belong together. Pure but for its
+reading of environments.
+
+Of a fleet's processes those count that have a GPU's device file open. While none has, those do whose environment has a
+mask that chooses devices; and where none has that either, all of a fleet that stands for one workload, and none of one
+that stands for many. A shell that only started the workload counts in no case but the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.fleet_names import digest
+from exporter.fleets import environment, processes
+from exporter.fleets.environment import SLURM, OverwrittenError
+from exporter.fleets.processes import Incarnation
+from exporter.masks import RUNTIMES
+from exporter.model import Opens, Refusal
+
+
+class Started(NamedTuple):
+    """What a program was started with: its masks and Slurm's variables, or why they cannot be told."""
+
+    env: Mapping[str, str]
+    refusal: Refusal | None = None
+
+    @property
+    def slurm(self) -> str | None:
+        """The numbers of the cards that Slurm gave it."""
+        return next((self.env[name] for name in SLURM if name in self.env), None)
+
+
+class Member(NamedTuple):
+    """One process of a fleet. ``holds`` says that it has a GPU's device file open."""
+
+    incarnation: Incarnation
+    name: str
+    started: Started
+    opens: Opens
+    holds: bool
+    used: frozenset[str] = frozenset()
+
+
+def started(procfs: str, pid: int) -> Started:
+    """The environment of a process now; raises ``ProcessLookupError`` where there is no such process."""
+    try:
+        return Started(environment.read(procfs, pid))
+    except PermissionError:
+        return Started({}, Refusal("no-permission", f"{procfs}/{pid}/environ: permission denied"))
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(pid) from error
+    except OSError as error:
+        return Started({}, Refusal("process-hangs", f"{procfs}/{pid}/environ: {error.strerror}"))
+    except OverwrittenError as error:
+        return Started({}, Refusal("environment-overwritten", f"{procfs}/{pid}/environ: {error}"))
+
+
+class Registry:
+    """The environments of programs, each read once: when the program is seen first."""
+
+    def __init__(self, procfs: str) -> None:
+        self._procfs = procfs
+        self._known: dict[Incarnation, Started] = {}
+
+    def of(self, incarnation: Incarnation, otherwise: Started | None = None) -> Started | None:
+        """What the program was started with; None where it has ended, or another runs by now.
+
+        With ``otherwise`` it is not read: that is the answer where it is not known already.
+        """
+        known = self._known.get(incarnation, otherwise)
+        if known is None:
+            try:
+                known = started(self._procfs, incarnation.pid)
+            except ProcessLookupError:
+                return None
+            now = processes.stat(self._procfs, incarnation.pid)
+            if now is None or now.incarnation != incarnation:
+                return None
+            if known.refusal is None and not incarnation.environment:
+                return None  # about to run another program, which the kernel has not given its environment yet
+            self._known[incarnation] = known
+        return known
+
+    def keep(self, incarnations: Iterable[Incarnation]) -> None:
+        """Forget all others."""
+        self._known = {each: self._known[each] for each in incarnations if each in self._known}
+
+
+def counted(members: Sequence[Member], runtimes: Sequence[str], *, one_workload: bool) -> list[Member]:
+    """The members that count, by the rule above. Where none of those that can be told counts, the others do."""
+    told = [member for member in members if member.started.refusal is None]
+    holding = [member for member in told if member.holds]
+    masked = [member for member in told if any(name in member.started.env for name in _choosing(runtimes))]
+    hidden = [member for member in members if member.started.refusal is not None]
+    return holding or masked or hidden or (told if one_workload else [])
+
+
+def _choosing(runtimes: Iterable[str]) -> set[str]:
+    return {name for runtime in runtimes for name in RUNTIMES[runtime].choosing}
+
+
+class Group(NamedTuple):
+    """Members with the same masks, which can open the same devices: what a fleet, or a part of one, consists of."""
+
+    env: Mapping[str, str]
+    members: tuple[Member, ...]
+
+    @property
+    def oldest(self) -> Member:
+        """The member that was started first."""
+        return min(self.members, key=lambda member: (member.incarnation.started, member.incarnation.pid))
+
+
+def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Group]:
+    """The groups of members by the ending of their fleet's name: none where there is one group, else ``/`` and eight
+    digits that stand for the masks, Slurm's cards and the reach; they are the same on every host and after a restart.
+    """
+    read = {name for runtime in runtimes for name in RUNTIMES[runtime].variables}
+    by_masks: dict[str, Group] = {}
+    for member in members:
+        env = {name: value for name, value in sorted(member.started.env.items()) if name in read}
+        ending = f"/{digest(_told_apart_by(env, member))}"
+        before = by_masks.get(ending, Group(env, ()))
+        by_masks[ending] = before._replace(members=(*before.members, member))
+    return dict(zip([""], by_masks.values(), strict=True)) if len(by_masks) == 1 else by_masks
+
+
+def _told_apart_by(env: Mapping[str, str], member: Member) -> str:
+    opens, refusal = member.opens, member.started.refusal
+    files = None if opens.may is None else sorted(opens.may)
+    code = "" if refusal is None else refusal.code
+    return repr((sorted(env.items()), member.started.slurm, files, sorted(opens.unsure), opens.filtered, code))

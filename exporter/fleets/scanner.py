@@ -1,0 +1,230 @@
+"""One look at the host's processes: which fleets live, and what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.config import FleetSettings
+from exporter.facts import FACTS
+from exporter.fleet_names import filled, placeholders
+from exporter.fleets import processes, sources
+from exporter.fleets.access import Access
+from exporter.fleets.clients import computing
+from exporter.fleets.members import Group, Member, Registry, Started, counted, groups
+from exporter.fleets.processes import Incarnation, Table
+from exporter.fleets.sources import Looked, PidFileError, Values
+from exporter.masks import DEFAULT_RUNTIMES
+from exporter.model import Fleet, Live, Opens, Refusal
+
+_MOST_TOLD = 5
+_HANGS = Started({}, Refusal("process-hangs", "the kernel does not answer what is asked of its memory"))
+
+Pids = Mapping[str, Sequence[int]]
+"""Process numbers by the name of the fleet that they make up."""
+
+
+class Lives(NamedTuple):
+    """A fleet of processes, and the programs that it consists of, the oldest first; it ends with the last of them."""
+
+    fleet: Fleet
+    programs: tuple[Incarnation, ...] = ()
+
+
+class Survey(NamedTuple):
+    """What one look found, and how many fleets there are beyond those that are shown."""
+
+    lives: tuple[Lives, ...] = ()
+    left_out: int = 0
+
+
+class Scanner:
+    """Looks again and again, a look at a time.
+
+    ``busy`` is told of each process before the kernel is asked of its memory, and of None at the end: a process may
+    hang in the kernel, and then whoever asks does too. Those in ``hanging`` are not asked of again.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[FleetSettings],
+        procfs: str,
+        sysfs: str,
+        most: int,
+        busy: Callable[[int | None], None] = lambda pid: None,
+    ) -> None:
+        self.hanging: set[int] = set()
+        self._entries, self._procfs, self._most, self._busy = tuple(entries), procfs, most, busy
+        self._sources = {place: found for place, each in enumerate(entries) if (found := sources.source_of(each))}
+        self._table = Table(procfs, self._look)
+        self._registry = Registry(procfs)
+        self._access = Access(procfs, sysfs)
+
+    def scan(self) -> Survey:
+        """One look at all processes. Raises ``OSError`` where the host's processes cannot be listed."""
+        self._access.refresh()
+        listed = self._listed() if self._sources else {}
+        members: dict[int, Member | None] = {}
+        lives: list[Lives] = []
+        for place, entry in enumerate(self._entries):
+            lives += self._lives_of(entry, listed.get(place, {}), members)
+        self._registry.keep(member.incarnation for member in members.values() if member is not None)
+        self._busy(None)
+        return _within(lives, self._most)
+
+    def of_process(self, entry: FleetSettings, pid: int) -> Fleet | None:
+        """One process as a fleet of its own; None where there is none of that number."""
+        self._access.refresh()
+        member = self._member(pid)
+        if member is None:
+            return None
+        ((_, group),) = groups([member], runtimes_of(entry)).items()
+        return self._fleet(entry, entry.name, group)
+
+    def at_work(self, runtimes: Sequence[str]) -> Iterator[int]:
+        """The processes of the host that have a GPU open, or a mask that chooses devices."""
+        self._access.refresh()
+        for pid in processes.numbers(self._procfs):
+            member = self._member(pid)
+            if member is not None and counted([member], runtimes, one_workload=False) and not member.started.refusal:
+                yield pid
+
+    def _listed(self) -> dict[int, dict[str, list[int]]]:
+        """Process numbers by the place of the entry in the settings, and by the fleet's name."""
+        listed: dict[int, dict[str, list[int]]] = {}
+        for pid, found in self._table.scan(self.hanging):
+            for place, values in found:
+                name = filled(self._entries[place].name, values)
+                listed.setdefault(place, {}).setdefault(name, []).append(pid)
+        return listed
+
+    def _look(self, pid: int) -> Sequence[tuple[int, Values]]:
+        self._busy(pid)
+        process = Looked(self._procfs, pid)
+        found = ((place, source.look(process)) for place, source in self._sources.items())
+        return [(place, values) for place, values in found if values is not None]
+
+    def _lives_of(self, entry: FleetSettings, pids: Pids, members: dict[int, Member | None]) -> Iterator[Lives]:
+        gone = f"no process of the {_source_words(entry)}"
+        if entry.pid_file is not None:
+            try:
+                pids = {entry.name: [sources.of_pid_file(entry.pid_file, self._procfs)]}
+            except PidFileError as error:
+                gone = str(error)
+        one_workload, runtimes = not placeholders(entry.name), runtimes_of(entry)
+        found = False
+        for name, numbers in sorted(pids.items()):
+            there = [member for pid in numbers if (member := self._known_member(pid, members))]
+            parts = groups(counted(there, runtimes, one_workload=one_workload), runtimes)
+            for ending, group in sorted(parts.items()):
+                found = True
+                programs = (member.incarnation for member in group.members)
+                ordered = sorted(programs, key=lambda program: (program.started, program.pid))
+                yield Lives(self._fleet(entry, name + ending, group), tuple(ordered))
+        if one_workload and not found:
+            yield _gone(entry, gone)
+
+    def unseen(self, why: str) -> Survey:
+        """What there is where processes cannot be listed."""
+        return Survey(tuple(_gone(entry, why) for entry in self._entries if not placeholders(entry.name)))
+
+    def _known_member(self, pid: int, members: dict[int, Member | None]) -> Member | None:
+        """Each process is looked at once in a scan, whichever fleets it is in."""
+        if pid not in members:
+            members[pid] = self._member(pid)
+        return members[pid]
+
+    def _member(self, pid: int) -> Member | None:
+        found = processes.stat(self._procfs, pid)
+        if found is None:
+            return None
+        hangs = pid in self.hanging
+        if not hangs:
+            self._busy(pid)
+        started = self._registry.of(found.incarnation, _HANGS if hangs else None)
+        if started is None:
+            return None
+        opens = Opens(may=None) if hangs else self._access.of(pid)
+        used = computing(self._procfs, pid) if any(name.startswith("render") for name in opens.held) else frozenset()
+        holds = not hangs and bool(self._access.holds_gpu(pid))
+        return Member(found.incarnation, found.name, started, opens, holds, used)
+
+    def _fleet(self, entry: FleetSettings, name: str, group: Group) -> Fleet:
+        oldest, members = group.oldest, group.members
+        held = frozenset(file for member in members for file in member.opens.held)
+        live = Live(
+            incarnation=str(oldest.incarnation),
+            started=oldest.incarnation.started_seconds,
+            pids=frozenset(member.incarnation.pid for member in members),
+            opens=_holding(oldest.opens, held),
+            slurm=oldest.started.slurm,
+            used=frozenset(address for member in members for address in member.used),
+            refusal=oldest.started.refusal,
+            told=tuple(_told(self._procfs, group)),
+        )
+        return _fleet(entry, name, group.env, live)
+
+
+def _holding(opens: Opens, held: frozenset[str]) -> Opens:
+    return Opens(
+        may=opens.may, unsure=opens.unsure, held=held, here=opens.here, filtered=opens.filtered, told=opens.told
+    )
+
+
+def _fleet(entry: FleetSettings, name: str, env: Mapping[str, str], live: Live) -> Fleet:
+    known = {fact: FACTS[fact][value] for fact, value in entry.known.items()}
+    return Fleet(name=name, runtimes=runtimes_of(entry), env=env, reach=entry.reach, known=known, live=live)
+
+
+def runtimes_of(entry: FleetSettings) -> tuple[str, ...]:
+    """The runtimes of an entry: its own, or each vendor's default."""
+    return DEFAULT_RUNTIMES if entry.runtime is None else (entry.runtime,)
+
+
+def _gone(entry: FleetSettings, why: str) -> Lives:
+    live = Live(incarnation="", started=0.0, pids=frozenset(), refusal=Refusal("process-gone", why))
+    return Lives(_fleet(entry, entry.name, {}, live))
+
+
+def _source_words(entry: FleetSettings) -> str:
+    if entry.systemd_unit is not None:
+        return f"systemd unit {entry.systemd_unit} is running"
+    if entry.cgroup is not None:
+        return f"control group '{entry.cgroup}' is running"
+    if entry.process is not None:
+        words = {"command": entry.process.command, "user": entry.process.user}
+        return " and ".join(f"{name} '{value}'" for name, value in words.items() if value) + " is running"
+    return f"pid file {entry.pid_file} is running"
+
+
+def _told(procfs: str, group: Group) -> Iterator[str]:
+    """Where all this was seen, without anything that the processes could have made up but their names."""
+    members = sorted(group.members, key=lambda member: member.incarnation)
+    for member in members[:_MOST_TOLD]:
+        pid = member.incarnation.pid
+        has = ", has a GPU open" if member.holds else ""
+        yield f"process {pid} ({member.name}){has}: environment from {procfs}/{pid}/environ"
+    if len(members) > _MOST_TOLD:
+        yield f"and {len(members) - _MOST_TOLD} processes more with the same masks"
+    if group.oldest.started.slurm is not None:
+        yield f"Slurm gave it the cards {group.oldest.started.slurm}"
+    yield from group.oldest.opens.told
+
+
+def _within(lives: Iterable[Lives], most: int) -> Survey:
+    """As many fleets as there may be: those of one workload first, then the older before the younger. Of two with the
+    same name the one whose entry comes first in the settings is shown.
+    """
+    by_name: dict[str, Lives] = {}
+    count = 0
+    for life in lives:
+        count += 1
+        by_name.setdefault(life.fleet.name, life)
+    ordered = sorted(by_name.values(), key=_age)
+    shown = {life.fleet.name for life in ordered[:most]}
+    kept = tuple(life for life in by_name.values() if life.fleet.name in shown)
+    return Survey(kept, count - len(kept))
+
+
+def _age(life: Lives) -> tuple[float, str]:
+    return (life.fleet.live.started if life.fleet.live else 0.0, life.fleet.name)

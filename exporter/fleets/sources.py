@@ -1,0 +1,162 @@
+"""Which processes a fleet of the settings stands for: by systemd unit, control group, command line, user, pid file."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.config import FleetSettings
+from exporter.files import read_regular
+from exporter.fleet_names import placeholders
+from exporter.fleets import processes
+
+_UNIT_SUFFIXES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+_LONGEST_PID_FILE = 64
+_MANY = 4096  # of control groups: thousands of processes are in the same
+# Between a process's start and the writing of its pid file, as clocks are read here.
+_CLOCKS_SECONDS = 2.0
+
+Values = dict[str, str]
+
+
+class Looked:
+    """A process, of which each thing is read when a source asks for it first."""
+
+    def __init__(self, procfs: str, pid: int) -> None:
+        self.pid, self._procfs = pid, procfs
+        self._command: str | None = None
+        self._groups: tuple[str, ...] | None = None
+        self._user: str | None = None
+
+    @property
+    def command(self) -> str:
+        """The command line."""
+        if self._command is None:
+            self._command = processes.command(self._procfs, self.pid)
+        return self._command
+
+    @property
+    def control_groups(self) -> tuple[str, ...]:
+        """The paths of its control groups."""
+        if self._groups is None:
+            self._groups = _paths(processes.control_groups(self._procfs, self.pid))
+        return self._groups
+
+    @property
+    def user(self) -> str:
+        """The user's name."""
+        if self._user is None:
+            self._user = processes.user(self._procfs, self.pid)
+        return self._user
+
+
+@functools.lru_cache(maxsize=_MANY)
+def _paths(lines: str) -> tuple[str, ...]:
+    return tuple(line.split(":", 2)[2] for line in lines.splitlines() if line.count(":") >= 2)
+
+
+Match = Callable[[Looked], Values | None]
+
+
+class Source(NamedTuple):
+    """A fleet of the settings and how its processes are told from others: what they fill into its name, or None."""
+
+    entry: FleetSettings
+    match: Match
+
+    def look(self, process: Looked) -> Values | None:
+        """The values for the placeholders of the fleet's name, if the process is one of the fleet's."""
+        values = self.match(process)
+        if values is None:
+            return None
+        wanted = placeholders(self.entry.name)
+        values = values | ({"pid": str(process.pid)} if "pid" in wanted else {})
+        return values | ({"user": process.user} if "user" in wanted else {})
+
+
+def source_of(entry: FleetSettings) -> Source | None:
+    """How an entry's processes are found in the list of all; None for one that has no such source."""
+    if entry.systemd_unit is not None:
+        return Source(entry, _in_unit(entry.systemd_unit))
+    if entry.cgroup is not None:
+        return Source(entry, _in_group(re.compile(entry.cgroup)))
+    if entry.process is not None:
+        command = re.compile(entry.process.command or "")
+        return Source(entry, _runs(command, None if entry.process.user is None else re.compile(entry.process.user)))
+    return None
+
+
+def _in_unit(pattern: str) -> Match:
+    """In the control group of a unit: systemd names it after the unit, with ``_`` before what would mean something."""
+    named = pattern if pattern.endswith((*_UNIT_SUFFIXES, "*")) else f"{pattern}.service"
+    matches = re.compile(fnmatch.translate(named)).match
+
+    @functools.lru_cache(maxsize=_MANY)
+    def unit(paths: tuple[str, ...]) -> str | None:
+        parts = (part.removeprefix("_") for path in paths for part in reversed(path.split("/")))
+        return next((part for part in parts if part.endswith(_UNIT_SUFFIXES) and matches(part)), None)
+
+    def match(process: Looked) -> Values | None:
+        found = unit(process.control_groups)
+        return None if found is None else {"unit": found}
+
+    return match
+
+
+def _in_group(pattern: re.Pattern[str]) -> Match:
+    @functools.lru_cache(maxsize=_MANY)
+    def groups(paths: tuple[str, ...]) -> Values | None:
+        found = next(filter(None, map(pattern.search, paths)), None)
+        return None if found is None else _groups(found)
+
+    return lambda process: groups(process.control_groups)
+
+
+def _runs(command: re.Pattern[str], user: re.Pattern[str] | None) -> Match:
+    def match(process: Looked) -> Values | None:
+        found = command.search(process.command) if process.command else None  # the kernel's own threads have none
+        if found is None or (user is not None and not user.fullmatch(process.user)):
+            return None
+        return _groups(found)
+
+    return match
+
+
+def _groups(match: re.Match[str]) -> Values:
+    return {name: value or "" for name, value in match.groupdict().items()}
+
+
+class PidFileError(Exception):
+    """A pid file names no process that is running; the message says why."""
+
+
+def of_pid_file(path: str, procfs: str) -> int:
+    """The process that a pid file names, which was started before the file was written.
+
+    Another process may have got the number since. Raises :class:`PidFileError`.
+    """
+    try:
+        age = time.time() - Path(path).stat().st_mtime
+        words = read_regular(path, _LONGEST_PID_FILE).split()
+    except OSError as error:
+        raise PidFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if not words or not words[0].isdigit() or int(words[0]) == 0:
+        raise PidFileError(f"{path}: expected the number of a process")
+    pid = int(words[0])
+    found = processes.stat(procfs, pid)
+    if found is None:
+        raise PidFileError(f"{path} names the process {pid}, which is not running")
+    written = time.clock_gettime(time.CLOCK_BOOTTIME) - age
+    if found.incarnation.started_seconds > written + _CLOCKS_SECONDS:
+        raise PidFileError(f"{path} names the process {pid}, which was started after the file was written")
+    return pid
+
+
+def sources_of(entries: Sequence[FleetSettings]) -> list[Source]:
+    """The sources of all entries that have one."""
+    return [source for source in map(source_of, entries) if source is not None]
