@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from exporter.model import (
@@ -47,6 +47,7 @@ class Transitions:
             del self._devices[gone]
         for mapping in snapshot.mappings:
             self._see_fleet(mapping.fleet, mapping.runtime, mapping.outcome)
+        self._see_ended({(mapping.fleet, mapping.runtime) for mapping in snapshot.mappings})
         self._see_faults(outcomes)
 
     def _see_backend(self, backend: BackendStatus) -> None:
@@ -91,6 +92,11 @@ class Transitions:
             _say(logging.WARNING, "masks refused", fleet=fleet, runtime=runtime, reason=code, detail=outcome.detail)
         else:
             _say(logging.INFO, "masks inverted", fleet=fleet, runtime=runtime)
+
+    def _see_ended(self, now: Set[tuple[str, str]]) -> None:
+        for fleet, runtime in sorted(self._fleets.keys() - now):
+            del self._fleets[fleet, runtime]
+            _say(logging.INFO, "fleet ended", fleet=fleet, runtime=runtime)
 
     def _see_faults(self, outcomes: Iterable[VendorOutcome]) -> None:
         now = {

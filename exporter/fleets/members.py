@@ -117,13 +117,15 @@ def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Grou
     digits that stand for the masks, Slurm's cards and the reach; they are the same on every host and after a restart.
     """
     read = {name for runtime in runtimes for name in RUNTIMES[runtime].variables}
-    by_masks: dict[str, Group] = {}
+    envs: dict[str, Mapping[str, str]] = {}
+    by_masks: dict[str, list[Member]] = {}
     for member in members:
         env = {name: value for name, value in sorted(member.started.env.items()) if name in read}
         ending = f"/{digest(_told_apart_by(env, member))}"
-        before = by_masks.get(ending, Group(env, ()))
-        by_masks[ending] = before._replace(members=(*before.members, member))
-    return dict(zip([""], by_masks.values(), strict=True)) if len(by_masks) == 1 else by_masks
+        envs[ending] = env
+        by_masks.setdefault(ending, []).append(member)
+    found = {ending: Group(envs[ending], tuple(of_same)) for ending, of_same in by_masks.items()}
+    return dict(zip([""], found.values(), strict=True)) if len(found) == 1 else found
 
 
 def _told_apart_by(env: Mapping[str, str], member: Member) -> str:

@@ -21,6 +21,11 @@ _YOUNG_SCANS, _YOUNG_SECONDS = 12, 60.0
 _TURNS = 12
 
 
+def is_due(scans: int, pid: int, scan: int) -> bool:
+    """Whether a process that was there in so many scans is looked at in this one."""
+    return scans <= _YOUNG_SCANS or (pid + scan) % _TURNS == 0
+
+
 class Incarnation(NamedTuple):
     """A process while it runs one program.
 
@@ -44,10 +49,11 @@ class Incarnation(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """A process that has not ended, and the name that it has at the moment."""
+    """A process that has not ended, the name that it has at the moment, and its parent's number."""
 
     incarnation: Incarnation
     name: str
+    parent: int
 
 
 def text(path: str, most: int = _MOST_BYTES) -> bytes:
@@ -68,7 +74,7 @@ def stat(procfs: str, pid: int) -> Stat | None:
             return None
         name = head.partition(b"(")[2].decode("utf-8", "replace")
         # Without the right to look, the kernel shows 0 for an address.
-        return Stat(Incarnation(pid, int(fields[19]), int(fields[25]), int(fields[47])), name)
+        return Stat(Incarnation(pid, int(fields[19]), int(fields[25]), int(fields[47])), name, int(fields[1]))
     except (OSError, IndexError, ValueError):
         return None
 
@@ -146,8 +152,7 @@ class Table(Generic[T]):
                 seen = _Seen(inode)
             now[pid] = seen
             seen.scans += 1
-            due = seen.scans <= _YOUNG_SCANS or (pid + self._scan) % _TURNS == 0
-            if due and pid not in hanging:
+            if is_due(seen.scans, pid, self._scan) and pid not in hanging:
                 seen.found = self._look(pid)
             if self._scan == 1 and _is_old(self._procfs, pid):
                 seen.scans = _YOUNG_SCANS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,20 @@ class Survey(NamedTuple):
     left_out: int = 0
 
 
+class _Observed(NamedTuple):
+    """What was seen of a program, and in how many scans. ``holds`` says that it has a GPU's device file open, ``used``
+    are the PCI addresses of cards that compute for it.
+    """
+
+    scans: int
+    opens: Opens
+    holds: bool
+    used: frozenset[str] = frozenset()
+
+
+_UNSEEN = _Observed(0, Opens(may=None), False)
+
+
 class Scanner:
     """Looks again and again, a look at a time.
 
@@ -59,16 +74,21 @@ class Scanner:
         self._table = Table(procfs, self._look)
         self._registry = Registry(procfs)
         self._access = Access(procfs, sysfs)
+        self._observed: dict[Incarnation, _Observed] = {}
+        self._scan = 0
 
     def scan(self) -> Survey:
         """One look at all processes. Raises ``OSError`` where the host's processes cannot be listed."""
+        self._scan += 1
         self._access.refresh()
         listed = self._listed() if self._sources else {}
         members: dict[int, Member | None] = {}
         lives: list[Lives] = []
         for place, entry in enumerate(self._entries):
             lives += self._lives_of(entry, listed.get(place, {}), members)
-        self._registry.keep(member.incarnation for member in members.values() if member is not None)
+        programs = {member.incarnation for member in members.values() if member is not None}
+        self._registry.keep(programs)
+        self._observed = {program: seen for program, seen in self._observed.items() if program in programs}
         self._busy(None)
         return _within(lives, self._most)
 
@@ -86,7 +106,9 @@ class Scanner:
         self._access.refresh()
         for pid in processes.numbers(self._procfs):
             member = self._member(pid)
-            if member is not None and counted([member], runtimes, one_workload=False) and not member.started.refusal:
+            if member is None or member.started.refusal or not counted([member], runtimes, one_workload=False):
+                continue
+            if "exporter.worker" not in processes.command(self._procfs, pid):  # a daemon's, which has all cards open
                 yield pid
 
     def _listed(self) -> dict[int, dict[str, list[int]]]:
@@ -136,7 +158,7 @@ class Scanner:
 
     def _member(self, pid: int) -> Member | None:
         found = processes.stat(self._procfs, pid)
-        if found is None:
+        if found is None or os.getpid() in (pid, found.parent):
             return None
         hangs = pid in self.hanging
         if not hangs:
@@ -144,10 +166,19 @@ class Scanner:
         started = self._registry.of(found.incarnation, _HANGS if hangs else None)
         if started is None:
             return None
-        opens = Opens(may=None) if hangs else self._access.of(pid)
+        seen = _UNSEEN if hangs else self._observe(found.incarnation)
+        return Member(found.incarnation, found.name, started, seen.opens, seen.holds, seen.used)
+
+    def _observe(self, program: Incarnation) -> _Observed:
+        """What a program can and does use: looked at in each scan while it is young, and later in turns."""
+        pid, before = program.pid, self._observed.get(program)
+        if before is not None and not processes.is_due(before.scans, pid, self._scan):
+            return before
+        opens = self._access.of(pid)
         used = computing(self._procfs, pid) if any(name.startswith("render") for name in opens.held) else frozenset()
-        holds = not hangs and bool(self._access.holds_gpu(pid))
-        return Member(found.incarnation, found.name, started, opens, holds, used)
+        holds = bool(self._access.holds_gpu(pid))
+        seen = self._observed[program] = _Observed(before.scans + 1 if before else 1, opens, holds, used)
+        return seen
 
     def _fleet(self, entry: FleetSettings, name: str, group: Group) -> Fleet:
         oldest, members = group.oldest, group.members
