@@ -297,7 +297,7 @@ def _explain_processes(options: argparse.Namespace) -> int:
     found = [_fleet_of(scanner, pid, entry, options) for pid in pids]
     if options.pid is not None:
         if found == [None]:
-            raise CouldNot(f"explain: no process {options.pid} is running")
+            raise CouldNot(f"explain: no process {options.pid} is running, or it is the kernel's own")
         snapshot = _snapshot(options, complete=True, others=[fleet for fleet in found if fleet])
         return _explain_fleets(snapshot, f"pid-{options.pid}")
     return _explain_fleets(_snapshot(options, complete=True, others=[fleet for fleet in found if fleet]), None)

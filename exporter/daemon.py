@@ -106,7 +106,7 @@ class Host:
 
     async def stop(self, within_seconds: float) -> None:
         """End the workers, and whatever else was started."""
-        await asyncio.gather(self.sampler.stop(within_seconds), self._prober.stop())
+        await asyncio.gather(self.sampler.stop(within_seconds), self._prober.stop(within_seconds))
 
 
 def _vendors(settings: Settings) -> Sequence[str]:

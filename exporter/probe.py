@@ -70,12 +70,11 @@ class Prober:
         if self._task is not None:
             await asyncio.wait([self._task], timeout=within_seconds)
 
-    async def stop(self) -> None:
-        """End what is being asked."""
+    async def stop(self, within_seconds: float) -> None:
+        """End what is being asked; what SIGKILL cannot end is left behind."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task], timeout=within_seconds)
 
     async def _ask_all(self) -> None:
         while self._wanted:

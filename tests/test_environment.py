@@ -153,16 +153,31 @@ def test_a_program_is_told_from_another_in_the_same_process() -> None:
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         before = named("python", process.pid)
-        first = registry.of(before.incarnation)
+        first = registry.of(before)
         process.stdin.write(b"x")
         process.stdin.close()
         after = named("sleep", process.pid)
         assert not processes.runs("/proc", before.incarnation)
-        second = registry.of(after.incarnation)
+        second = registry.of(after)
         process.kill()
     assert first is not None
     assert second is not None
     assert [first.env, second.env] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    assert registry.of(before.incarnation) == first
+    assert registry.of(before) == first
     registry.keep([])
-    assert registry.of(after.incarnation) is None
+    assert registry.of(after) is None
+
+
+def test_an_environment_that_cannot_be_read_whole() -> None:
+    """The kernel ends early where memory cannot be read, which is no end of the environment."""
+    env = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "1"}
+    with subprocess.Popen(["sleep", "60"], env=env) as process:
+        found = named("sleep", process.pid)
+        whole = Registry("/proc").of(found)
+        longer = Registry("/proc").of(found._replace(environment_bytes=found.environment_bytes + 1))
+        process.kill()
+    assert whole is not None
+    assert longer is not None
+    assert whole.env == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert longer.refusal is not None
+    assert longer.refusal.code == "environment-overwritten"

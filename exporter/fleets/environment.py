@@ -28,16 +28,16 @@ class OverwrittenError(Exception):
     """What is there is no environment any more."""
 
 
-def read(procfs: str, pid: int) -> dict[str, str]:
+def read(procfs: str, pid: int, size: int) -> dict[str, str]:
     """The variables of :data:`KEPT` and :data:`SLURM` that are set, with bytes that are no UTF-8 as surrogates.
 
-    Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`. A process that ended meanwhile, or is of
-    the kernel, has an empty one.
+    Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`, also where there are not ``size`` bytes
+    of it: the kernel ends without a word where a part of the process's memory cannot be read.
     """
     with Path(f"{procfs}/{pid}/environ").open("rb") as file:
         data = file.read(_MOST_BYTES)
-    if len(data) == _MOST_BYTES:
-        raise OverwrittenError("it is larger than an environment can be")
+    if len(data) != size:
+        raise OverwrittenError(f"{len(data)} bytes of {size} can be read")
     return parse(data)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from exporter.fleet_names import digest
 from exporter.fleets import environment, processes
 from exporter.fleets.environment import SLURM, OverwrittenError
-from exporter.fleets.processes import Incarnation
+from exporter.fleets.processes import Incarnation, Stat
 from exporter.masks import RUNTIMES
 from exporter.model import Opens, Refusal
 
@@ -42,10 +42,11 @@ class Member(NamedTuple):
     used: frozenset[str] = frozenset()
 
 
-def started(procfs: str, pid: int) -> Started:
+def started(procfs: str, process: Stat) -> Started:
     """The environment of a process now; raises ``ProcessLookupError`` where there is no such process."""
+    pid = process.incarnation.pid
     try:
-        return Started(environment.read(procfs, pid))
+        return Started(environment.read(procfs, pid, process.environment_bytes))
     except PermissionError:
         return Started({}, Refusal("no-permission", f"{procfs}/{pid}/environ: permission denied"))
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -63,21 +64,22 @@ class Registry:
         self._procfs = procfs
         self._known: dict[Incarnation, Started] = {}
 
-    def of(self, incarnation: Incarnation, otherwise: Started | None = None) -> Started | None:
+    def of(self, process: Stat, otherwise: Started | None = None) -> Started | None:
         """What the program was started with; None where it has ended, or another runs by now.
 
         With ``otherwise`` it is not read: that is the answer where it is not known already.
         """
+        incarnation = process.incarnation
         known = self._known.get(incarnation, otherwise)
         if known is None:
             try:
-                known = started(self._procfs, incarnation.pid)
+                known = started(self._procfs, process)
             except ProcessLookupError:
                 return None
             now = processes.stat(self._procfs, incarnation.pid)
             if now is None or now.incarnation != incarnation:
                 return None
-            if known.refusal is None and not incarnation.environment:
+            if not incarnation.environment and (known.refusal is None or known.refusal.code != "no-permission"):
                 return None  # about to run another program, which the kernel has not given its environment yet
             self._known[incarnation] = known
         return known

@@ -49,11 +49,14 @@ class Incarnation(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """A process that has not ended, the name that it has at the moment, and its parent's number."""
+    """A process that has not ended, the name that it has at the moment, its parent's number, and the size of the
+    environment that it was started with; 0 where the process may not be looked into.
+    """
 
     incarnation: Incarnation
     name: str
     parent: int
+    environment_bytes: int
 
 
 def text(path: str, most: int = _MOST_BYTES) -> bytes:
@@ -74,7 +77,8 @@ def stat(procfs: str, pid: int) -> Stat | None:
             return None
         name = head.partition(b"(")[2].decode("utf-8", "replace")
         # Without the right to look, the kernel shows 0 for an address.
-        return Stat(Incarnation(pid, int(fields[19]), int(fields[25]), int(fields[47])), name, int(fields[1]))
+        begin, end = int(fields[47]), int(fields[48])
+        return Stat(Incarnation(pid, int(fields[19]), int(fields[25]), begin), name, int(fields[1]), end - begin)
     except (OSError, IndexError, ValueError):
         return None
 

@@ -163,7 +163,7 @@ class Scanner:
         hangs = pid in self.hanging
         if not hangs:
             self._busy(pid)
-        started = self._registry.of(found.incarnation, _HANGS if hangs else None)
+        started = self._registry.of(found, _HANGS if hangs else None)
         if started is None:
             return None
         seen = _UNSEEN if hangs else self._observe(found.incarnation)

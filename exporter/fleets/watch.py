@@ -17,6 +17,8 @@ log = logging.getLogger("exporter.fleets")
 # What the kernel says of a process takes microseconds; one that hangs in it holds up whoever asks of its memory.
 _HANGS_AFTER_SECONDS = 3.0
 _FIRST_SCAN_SECONDS = 5.0
+# Each leaves a thread behind. With more the fleets stay as they are, and still end with their programs.
+_MOST_HANGING = 32
 
 
 def is_live(entry: FleetSettings) -> bool:
@@ -96,7 +98,7 @@ class Watch:
             busy, now = self._busy_with, time.monotonic()
             hangs = busy is not None and now - busy[1] > _HANGS_AFTER_SECONDS
             died = self._thread is not None and not self._thread.is_alive() and now - self._begun > _HANGS_AFTER_SECONDS
-            if self._stopped.is_set() or not (hangs or died):
+            if self._stopped.is_set() or not (hangs or died) or len(self._scanner.hanging) >= _MOST_HANGING:
                 return
             if busy is not None:
                 self._scanner.hanging.add(busy[0])

@@ -1,0 +1,131 @@
+"""The thread that follows processes: what hangs, dies or lies in /proc costs one process, and nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.config import FleetSettings, ProcessPattern
+from exporter.fleets.watch import Watch
+from tests.process_host import wait_for
+
+pytestmark = pytest.mark.e2e
+
+ENTRY = FleetSettings(name="job-{pid}", runtime="cuda", process=ProcessPattern(command="work"))
+ONE = FleetSettings(name="one", runtime="cuda", process=ProcessPattern(command="nobody"))
+
+
+class Proc:
+    """A procfs of plain files, in which a file may also be a pipe that nobody writes into."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "self").mkdir()
+
+    def add(self, pid: int, mask: str, *, stack: int = 5) -> None:
+        """A process with that mask."""
+        environ = f"CUDA_VISIBLE_DEVICES={mask}\0".encode()
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = ["S", "1", *["0"] * 17, "100", *["0"] * 5, str(stack), *["0"] * 21, "1000", str(1000 + len(environ))]
+        (folder / "stat").write_text(f"{pid} (work) {' '.join(fields)} 0\n")
+        (folder / "cmdline").write_bytes(b"work\0")
+        (folder / "cgroup").write_text("0::/\n")
+        (folder / "environ").write_bytes(environ)
+
+    def hang(self, pid: int, name: str) -> None:
+        """Whoever reads that file of the process waits for ever."""
+        (self.root / str(pid) / name).unlink()
+        os.mkfifo(self.root / str(pid) / name)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    """No process yet."""
+    return Proc(tmp_path)
+
+
+@pytest.fixture
+def watch(proc: Proc) -> Iterator[Watch]:
+    """Follows both entries."""
+    following = Watch([ENTRY, ONE], procfs=str(proc.root), sysfs="/sys", most=5, scan_seconds=0.05)
+    yield following
+    following.stop()
+
+
+def masks(watch: Watch) -> dict[str, str]:
+    """Each fleet's mask, or why it has none."""
+    found = {}
+    for fleet in watch.fleets():
+        refusal = fleet.live.refusal if fleet.live else None
+        found[fleet.name] = refusal.code if refusal else fleet.env["CUDA_VISIBLE_DEVICES"]
+    return found
+
+
+def test_a_process_that_hangs_costs_itself_alone(proc: Proc, watch: Watch) -> None:
+    """Whoever asks of its memory waits for ever; the others are followed after seconds, and nobody waits meanwhile."""
+    proc.add(10, "0")
+    proc.hang(10, "environ")
+    proc.add(11, "1")
+    watch.start()
+
+    def asked() -> dict[str, str]:
+        started = time.monotonic()
+        found = masks(watch)
+        assert time.monotonic() - started < 0.2
+        return found
+
+    wait_for(lambda: asked() == {"one": "process-gone", "job-10": "process-hangs", "job-11": "1"})
+    proc.add(12, "2")
+    wait_for(lambda: asked().get("job-12") == "2")
+
+
+def test_a_command_line_that_hangs(proc: Proc, watch: Watch) -> None:
+    """Nothing is found in that process; the others are found."""
+    proc.add(10, "0")
+    proc.hang(10, "cmdline")
+    proc.add(11, "1")
+    watch.start()
+    wait_for(lambda: masks(watch) == {"one": "process-gone", "job-11": "1"})
+
+
+def test_a_program_that_ends_is_gone_at_once(proc: Proc, watch: Watch) -> None:
+    """Also between two looks; another program in its process has nothing of it."""
+    proc.add(10, "0")
+    watch.start()
+    assert masks(watch)["job-10"] == "0"
+    proc.add(10, "3", stack=6)
+    assert masks(watch).get("job-10") in (None, "3")
+    wait_for(lambda: masks(watch).get("job-10") == "3")
+    (proc.root / "10" / "stat").unlink()
+    assert masks(watch) == {"one": "process-gone"}
+
+
+def test_no_list_of_processes(tmp_path: Path) -> None:
+    """A fleet that stands for one workload is there with the reason, and comes back with the list."""
+    root = tmp_path / "gone"
+    watch = Watch([ENTRY, ONE], procfs=str(root), sysfs="/sys", most=5, scan_seconds=0.05)
+    watch.start()
+    (one,) = watch.fleets()
+    assert one.live is not None
+    assert one.live.refusal is not None
+    assert str(root) in one.live.refusal.detail
+    root.mkdir()
+    Proc(root).add(10, "0")
+    wait_for(lambda: "job-10" in masks(watch))
+    watch.stop()
+
+
+def test_more_fleets_than_may_be(proc: Proc, watch: Watch) -> None:
+    """The older are shown, the rest is counted, and who leaves makes room."""
+    for pid in range(10, 20):
+        proc.add(pid, str(pid))
+    watch.start()
+    assert set(masks(watch)) == {"one", "job-10", "job-11", "job-12", "job-13"}
+    assert watch.left_out == 6
+    (proc.root / "12" / "stat").unlink()
+    wait_for(lambda: set(masks(watch)) == {"one", "job-10", "job-11", "job-13", "job-14"})
