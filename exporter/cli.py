@@ -282,8 +282,8 @@ def _explain_fleets(snapshot: Snapshot, name: str | None) -> int:
     inventory = Inventory(snapshot.devices)
     seen = {fleet.name: reports.seen_of(fleet) for fleet in snapshot.fleets}
     for entry in mappings:
-        text = reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory, seen[entry.fleet])
-        sys.stdout.write(text)
+        told = seen.pop(entry.fleet, ())  # once, for all of its runtimes
+        sys.stdout.write(reports.explain(entry.fleet, entry.runtime, entry.outcome, inventory, told))
     return int(any(isinstance(entry.outcome, Refusal) for entry in mappings))
 
 
@@ -291,9 +291,14 @@ def _explain_processes(options: argparse.Namespace) -> int:
     """One process, or the settings' fleets and every other process that uses a GPU."""
     if options.fleet or options.inventory or options.env or (options.pid is not None and options.all):
         raise InputError("explain: --pid and --all go with --runtime and --known alone")
+    if options.runtime == "host":
+        raise InputError("--runtime: found 'host', which reads no process: expected a runtime that has masks")
     entry = FleetSettings(name="", runtime=None if options.runtime is None else _runtime(options.runtime))
     scanner = Scanner([], options.procfs, options.sysfs, 1)
-    pids = list(scanner.at_work(runtimes_of(entry))) if options.all else [options.pid]
+    try:
+        pids = list(scanner.at_work(runtimes_of(entry))) if options.all else [options.pid]
+    except OSError as error:
+        raise CouldNot(f"explain: {options.procfs}: {error.strerror}") from error
     found = [_fleet_of(scanner, pid, entry, options) for pid in pids]
     if options.pid is not None:
         if found == [None]:

@@ -193,15 +193,16 @@ sys.exit(os.strerror(ctypes.get_errno()) if pid < 0 else os.waitpid(pid, 0)[1])
 # Opening a device file of a driver that is not there fails: what a test can hold open is a path alone, and that is what
 # a descriptor opened with O_PATH has, numbers and all.
 _LAUNCHER = """
-import os, sys
+import os, shutil, sys
 holding, user, cgroup, *command = sys.argv[1:]
+program = shutil.which(command[0])
 for path in filter(None, holding.split(":")):
     os.set_inheritable(os.open(path, os.O_PATH), True)
 if cgroup:
     open(cgroup + "/cgroup.procs", "w").write(str(os.getpid()))
 if user:
     os.setgroups([]); os.setgid(int(user)); os.setuid(int(user))
-os.execvp(command[0], command)
+os.execv(program, command)
 """
 
 
@@ -222,7 +223,9 @@ def process_host(directory: Path, files: DeviceFiles, mode: str = "666") -> Iter
 
 @contextlib.contextmanager
 def control_group(name: str, controller: str = "systemd") -> Iterator[Path]:
-    """A control group of that name, as a path below the hierarchy's root, which is taken away with those above it."""
+    """A control group of that name, as a path below the hierarchy's root, which is taken away with those above it. What
+    runs in it then goes to the root.
+    """
     root = Path("/sys/fs/cgroup") / controller
     if not (root / "cgroup.procs").exists():
         fail_in_ci_else_skip(f"no hierarchy of control groups with {controller} (version 1) is mounted")
@@ -231,20 +234,25 @@ def control_group(name: str, controller: str = "systemd") -> Iterator[Path]:
     try:
         yield path
     finally:
+        for pid in (path / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (root / "cgroup.procs").write_text(pid)
         _remove(path, root)
 
 
 def _remove(path: Path, root: Path) -> None:
+    """As far up as nothing else is in them; a process that is ending may be in one for a moment."""
     until = time.monotonic() + 5
-    while path != root:
+    while path != root and time.monotonic() < until:
         try:
             path.rmdir()
+        except FileNotFoundError:
+            path = path.parent
         except OSError:
-            if time.monotonic() > until or any(child.is_dir() for child in path.iterdir()):
-                return
+            with contextlib.suppress(FileNotFoundError):
+                if any(child.is_dir() for child in path.iterdir()):
+                    return
             time.sleep(0.02)
-            continue
-        path = path.parent
 
 
 def wait_for(condition: Callable[[], bool], within: float = 10.0) -> None:
