@@ -91,16 +91,18 @@ def _device(told: DriverDevice, inventory: Inventory) -> Device | None:
     """
     there = [device for device in inventory.devices if _at(told.pci_bus_id, device)]
     if told.uuid:
-        named = [device for device in there if device.uuid == told.uuid]
-        there = named if any(device.uuid for device in there) else there
+        there = [device for device in there if device.uuid in ("", told.uuid)]
     else:
         there = [device for device in there if device.parent is None] if len(there) > 1 else there
-        there = [device for device in there if not inventory.parts(device.key) or _is_whole(told, device)]
+        there = [device for device in there if _is_whole(told, device, inventory)]
     return there[0] if len(there) == 1 else None
 
 
-def _is_whole(told: DriverDevice, card: Device) -> bool:
-    return card.tiles is not None and len(told.tiles) == card.tiles
+def _is_whole(told: DriverDevice, card: Device, inventory: Inventory) -> bool:
+    """A card of several tiles shows all of them; how many an Intel card has must be known."""
+    if card.key.vendor != "intel":
+        return not inventory.parts(card.key)
+    return told.tile is None and card.tiles == max(len(told.tiles), 1)
 
 
 def _at(address: str, device: Device) -> bool:
