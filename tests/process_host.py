@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -66,8 +67,9 @@ class Program:
         return self.process.pid
 
     def end(self) -> None:
-        """Ends it, and waits until it has gone."""
-        self.process.kill()
+        """Ends it and what it started, and waits until it has gone."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -97,7 +99,9 @@ class ProcessHost:
         self, command: Sequence[str], environment: Mapping[str, str], out: int = subprocess.DEVNULL
     ) -> Program:
         own = {"PATH": os.environ["PATH"]}
-        process = subprocess.Popen(command, env=own | dict(environment), stdout=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=own | dict(environment), stdout=out, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         program = Program(process)
         self._stack.callback(program.end)
         return program

@@ -45,7 +45,11 @@ def test_what_is_taken(data: bytes, expected: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\0", b"\0\0\0", b"ray::worker\0\0\0", b"title\0CUDA_VISIBLE_DEVICES=1\0", b"A=1\0\0B=2\0", b"=1\0", b"x"]
+    "data",
+    [
+        *(b"\0", b"\0\0\0", b"ray::worker\0\0\0", b"title\0CUDA_VISIBLE_DEVICES=1\0"),
+        *(b"A=1\0\0B=2\0", b"=1\0", b"x", b"A=1", b"title --x=1\0"),
+    ],
 )
 def test_what_is_no_environment(data: bytes) -> None:
     """A program that sets its title writes over the environment: then nothing is known, and not that no mask is set."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from exporter.fleets.processes import Stat
 from exporter.masks import RUNTIMES
 
 SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -20,7 +21,7 @@ KEPT = frozenset(variable for runtime in RUNTIMES.values() for variable in runti
 """All that is ever taken from an environment, beside :data:`SLURM`."""
 
 _NAMES = {name.encode(): name for name in (*KEPT, *SLURM)}
-_ENTRY = re.compile(rb"[^=\0]+=")
+_ENTRY = re.compile(rb"[^=\0\x01-\x20\x7f]+=")  # a blank is in a title, and in no name of a variable
 _MOST_BYTES = 8 << 20  # Linux gives the arguments and the environment together 6 MiB at most by default
 
 
@@ -28,23 +29,35 @@ class OverwrittenError(Exception):
     """What is there is no environment any more."""
 
 
-def read(procfs: str, pid: int, size: int) -> dict[str, str]:
+def read(procfs: str, process: Stat) -> dict[str, str]:
     """The variables of :data:`KEPT` and :data:`SLURM` that are set, with bytes that are no UTF-8 as surrogates.
 
-    Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`, also where there are not ``size`` bytes
-    of it: the kernel ends without a word where a part of the process's memory cannot be read.
+    Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`, also where a part of it is missing: the
+    kernel ends without a word where a part of the process's memory cannot be read.
     """
-    with Path(f"{procfs}/{pid}/environ").open("rb") as file:
+    folder = f"{procfs}/{process.incarnation.pid}"
+    with Path(f"{folder}/environ").open("rb") as file:
         data = file.read(_MOST_BYTES)
-    if len(data) != size:
-        raise OverwrittenError(f"{len(data)} bytes of {size} can be read")
+    if len(data) != process.environment_bytes:
+        raise OverwrittenError(f"{len(data)} bytes of {process.environment_bytes} can be read")
+    _check_title(folder, process.argument_bytes)
     return parse(data)
+
+
+def _check_title(folder: str, size: int) -> None:
+    """Where the last argument does not end where it ended at the start, the kernel reads on into the environment."""
+    with Path(f"{folder}/cmdline").open("rb") as file:
+        arguments = file.read(size + 1)
+    if size and (len(arguments) != size or not arguments.endswith(b"\0")):
+        raise OverwrittenError("the process's title reaches into it")
 
 
 def parse(data: bytes, wanted: Collection[str] = _NAMES.values()) -> dict[str, str]:
     """As :func:`read`, from the bytes. Of a variable that is set twice the first counts, as for ``getenv``."""
     if not data:
         return {}
+    if not data.endswith(b"\0"):
+        raise OverwrittenError("its last entry has no end")
     entries = data.removesuffix(b"\0").split(b"\0")
     if not all(map(_ENTRY.match, entries)):
         raise OverwrittenError("an entry of it is no NAME=VALUE")

@@ -46,7 +46,7 @@ def started(procfs: str, process: Stat) -> Started:
     """The environment of a process now; raises ``ProcessLookupError`` where there is no such process."""
     pid = process.incarnation.pid
     try:
-        return Started(environment.read(procfs, pid, process.environment_bytes))
+        return Started(environment.read(procfs, process))
     except PermissionError:
         return Started({}, Refusal("no-permission", f"{procfs}/{pid}/environ: permission denied"))
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -58,31 +58,41 @@ def started(procfs: str, process: Stat) -> Started:
 
 
 class Registry:
-    """The environments of programs, each read once: when the program is seen first."""
+    """The environments of programs, each read when the program is seen first.
+
+    It is read again now and then: where addresses are not random, a program that runs itself anew in its process
+    cannot be told from the one before but by that. What a program has written over by then stays as it was.
+    """
 
     def __init__(self, procfs: str) -> None:
         self._procfs = procfs
         self._known: dict[Incarnation, Started] = {}
 
-    def of(self, process: Stat, otherwise: Started | None = None) -> Started | None:
+    def of(self, process: Stat, otherwise: Started | None = None, *, again: bool = False) -> Started | None:
         """What the program was started with; None where it has ended, or another runs by now.
 
-        With ``otherwise`` it is not read: that is the answer where it is not known already.
+        With ``otherwise`` it is not read: that is the answer where it is not known already. With ``again`` it is read
+        though it is known.
         """
-        incarnation = process.incarnation
-        known = self._known.get(incarnation, otherwise)
-        if known is None:
-            try:
-                known = started(self._procfs, process)
-            except ProcessLookupError:
-                return None
-            now = processes.stat(self._procfs, incarnation.pid)
-            if now is None or now.incarnation != incarnation:
-                return None
-            if not incarnation.environment and (known.refusal is None or known.refusal.code != "no-permission"):
-                return None  # about to run another program, which the kernel has not given its environment yet
-            self._known[incarnation] = known
+        known = self._known.get(process.incarnation, otherwise)
+        if known is None or (again and otherwise is None):
+            found = self._read(process)
+            if found is not None and (known is None or found.refusal is None):
+                known = self._known[process.incarnation] = found
         return known
+
+    def _read(self, process: Stat) -> Started | None:
+        incarnation = process.incarnation
+        try:
+            found = started(self._procfs, process)
+        except ProcessLookupError:
+            return None
+        now = processes.stat(self._procfs, incarnation.pid)
+        if now is None or now.incarnation != incarnation:
+            return None
+        if not incarnation.environment and (found.refusal is None or found.refusal.code != "no-permission"):
+            return None  # about to run another program, which the kernel has not given its environment yet
+        return found
 
     def keep(self, incarnations: Iterable[Incarnation]) -> None:
         """Forget all others."""

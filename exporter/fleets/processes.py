@@ -49,13 +49,14 @@ class Incarnation(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """A process that has not ended, the name that it has at the moment, its parent's number, and the size of the
-    environment that it was started with; 0 where the process may not be looked into.
+    """A process that has not ended, the name that it has at the moment, its parent's number, and the sizes of the
+    arguments and of the environment that it was started with; 0 where the process may not be looked into.
     """
 
     incarnation: Incarnation
     name: str
     parent: int
+    argument_bytes: int
     environment_bytes: int
 
 
@@ -77,8 +78,9 @@ def stat(procfs: str, pid: int) -> Stat | None:
             return None
         name = head.partition(b"(")[2].decode("utf-8", "replace")
         # Without the right to look, the kernel shows 0 for an address.
-        begin, end = int(fields[47]), int(fields[48])
-        return Stat(Incarnation(pid, int(fields[19]), int(fields[25]), begin), name, int(fields[1]), end - begin)
+        arguments, arguments_end, environment, end = map(int, fields[45:49])
+        incarnation = Incarnation(pid, int(fields[19]), int(fields[25]), environment)
+        return Stat(incarnation, name, int(fields[1]), arguments_end - arguments, end - environment)
     except (OSError, IndexError, ValueError):
         return None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from exporter.config import FleetSettings
 from exporter.facts import FACTS
-from exporter.fleet_names import filled, placeholders
+from exporter.fleet_names import digest, filled, placeholders
 from exporter.fleets import processes, sources
 from exporter.fleets.access import Access
 from exporter.fleets.clients import computing
@@ -163,17 +163,17 @@ class Scanner:
         hangs = pid in self.hanging
         if not hangs:
             self._busy(pid)
-        started = self._registry.of(found, _HANGS if hangs else None)
+        before = self._observed.get(found.incarnation)
+        again = before is None or processes.is_due(before.scans, pid, self._scan)
+        started = self._registry.of(found, _HANGS if hangs else None, again=again)
         if started is None:
             return None
-        seen = _UNSEEN if hangs else self._observe(found.incarnation)
+        seen = _UNSEEN if hangs else self._observe(found.incarnation) if again or before is None else before
         return Member(found.incarnation, found.name, started, seen.opens, seen.holds, seen.used)
 
     def _observe(self, program: Incarnation) -> _Observed:
         """What a program can and does use: looked at in each scan while it is young, and later in turns."""
         pid, before = program.pid, self._observed.get(program)
-        if before is not None and not processes.is_due(before.scans, pid, self._scan):
-            return before
         opens = self._access.of(pid)
         used = computing(self._procfs, pid) if any(name.startswith("render") for name in opens.held) else frozenset()
         holds = bool(self._access.holds_gpu(pid))
@@ -184,7 +184,7 @@ class Scanner:
         oldest, members = group.oldest, group.members
         held = frozenset(file for member in members for file in member.opens.held)
         live = Live(
-            incarnation=str(oldest.incarnation),
+            incarnation=f"{oldest.incarnation}:{digest(repr(sorted(group.env.items())))}",
             started=oldest.incarnation.started_seconds,
             pids=frozenset(member.incarnation.pid for member in members),
             opens=_holding(oldest.opens, held),
