@@ -265,7 +265,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of a fleet's processes, all of which have the same masks.
 
     ``incarnation`` names the oldest of them as it runs now: another program in it, or another process of its number,
-    has another. ``started`` is when it was started, in seconds of CLOCK_BOOTTIME. ``pids`` are all of them. ``slurm``
+    has another. ``started`` is when it was started, in seconds of CLOCK_BOOTTIME. ``pids`` are those of them that count
+    where it is told which processes compute on a device. ``slurm``
     has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI addresses of cards that
     compute for them, as DRM clients tell. ``refusal`` says why their masks cannot be told. ``told`` are sentences on
     where all this was seen.

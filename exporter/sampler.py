@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -98,6 +98,12 @@ def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
     )
 
 
+def _using(outcomes: Iterable[VendorOutcome]) -> frozenset[int]:
+    """The processes that compute on any device."""
+    samples = (outcome.sample for outcome in outcomes if outcome.sample is not None)
+    return frozenset(user.pid for sample in samples for user in sample.users)
+
+
 class _Flight:
     """A cycle in progress: one task a vendor."""
 
@@ -124,8 +130,8 @@ class Watched(Protocol):
     def live(self) -> bool:
         """Whether there are any that consist of processes."""
 
-    def now(self) -> tuple[Fleet, ...]:
-        """Those that live at this moment."""
+    def now(self, using: Collection[int]) -> tuple[Fleet, ...]:
+        """Those that live at this moment, with those of their processes that are among ``using``."""
 
     def stop(self) -> None:
         """Look for no more."""
@@ -161,6 +167,8 @@ class Sampler:
         self._finished = _Finished((), (), 0)
         self._sources: dict[str, Source] = {}
         self._present: set[str] = set()
+        self._tried: set[str] = set()
+        self._searches: dict[str, asyncio.Task[VendorOutcome]] = {}
         self._sampling = Sampling()
         self._bound = Bound()
         self._counts = FaultCounts()
@@ -180,6 +188,7 @@ class Sampler:
         """
         kept = {source.vendor: source for source in sources}
         dropped = tuple(source for vendor, source in self._sources.items() if kept.get(vendor) is not source)
+        self._tried &= kept.keys() - {source.vendor for source in dropped}
         self._sources = kept
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
         self._watched, self._mapping, self._sampling = watched, mapping, sampling
@@ -223,9 +232,9 @@ class Sampler:
 
     def _with_fleets_of_now(self, last: Snapshot) -> Snapshot:
         """A snapshot that serves again, over the same readings, but with the fleets that there are by now."""
-        now = (self._watched.now(), len(self._asker.answers))
+        now = (self._watched.now(_using(self._finished.outcomes)), len(self._asker.answers))
         if now != self._finished[1:]:
-            last = self._last = self._assemble(self._finished.outcomes)
+            last = self._last = self._assemble(self._finished.outcomes, now[0])
             self._finished = _Finished(self._finished.outcomes, *now)
         return last
 
@@ -242,19 +251,39 @@ class Sampler:
         return self._land(flight) if flight.done else self._so_far(flight)
 
     def _take_off(self, within_seconds: float) -> _Flight:
-        asks = {vendor: source.supervisor.ask(within_seconds) for vendor, source in self._sources.items()}
-        tasks = {vendor: asyncio.create_task(ask) for vendor, ask in asks.items()}
+        tasks = {vendor: task for vendor in self._sources if (task := self._ask(vendor, within_seconds))}
         flight = self._flight = _Flight(tasks, within_seconds, self._generation)
         for task in flight.tasks.values():
             # Landed when it ends, also where nobody waits any more: found later, it would pass for fresh.
             task.add_done_callback(lambda _: self._land(flight) if flight.done else None)
         return flight
 
+    def _ask(self, vendor: str, within_seconds: float) -> asyncio.Task[VendorOutcome] | None:
+        """A vendor's part of a cycle. Once it was not found, it is looked for again beside the cycles, since each look
+        starts a process that nobody shall wait for.
+        """
+        search = self._searches.get(vendor)
+        searching = search is not None and not search.done()
+        task = search if searching else asyncio.create_task(self._sources[vendor].supervisor.ask(within_seconds))
+        if vendor in self._present or vendor not in self._tried:
+            return task
+        if not searching and task is not None:
+            self._searches[vendor] = task
+            task.add_done_callback(self._found)
+        return None
+
+    def _found(self, search: asyncio.Task[VendorOutcome]) -> None:
+        """What a look for a vendor has found."""
+        if not search.cancelled() and search.result().vendor not in self._present:
+            self._counts.add(search.result())
+            self._notice(search.result())
+
     def _land(self, flight: _Flight) -> Snapshot:
         """The finished cycle's snapshot, made once."""
         if flight.snapshot is None:
             self._flight = None
             outcomes = [task.result() for task in flight.tasks.values()]
+            self._tried.update(flight.tasks)
             for outcome in outcomes:
                 self._counts.add(outcome)
                 self._notice(outcome)
@@ -296,8 +325,9 @@ class Sampler:
             [VendorOutcome(vendor=vendor, fault=stale, duration_seconds=age) for vendor in sorted(self._present)]
         )
 
-    def _assemble(self, outcomes: Sequence[VendorOutcome]) -> Snapshot:
-        fleets = self._watched.now()
+    def _assemble(self, outcomes: Sequence[VendorOutcome], fleets: tuple[Fleet, ...] | None = None) -> Snapshot:
+        """The snapshot of these outcomes; fleets are asked for after them, so that whoever has ended is in neither."""
+        fleets = self._watched.now(_using(outcomes)) if fleets is None else fleets
         may_ask = self._mapping.probe != "never" and "probed" in self._mapping.accept
         answers = self._asker.answers if may_ask else None
         known = Known(self._mapping.accept, time.clock_gettime(time.CLOCK_BOOTTIME), answers)

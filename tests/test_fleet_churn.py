@@ -192,7 +192,7 @@ def scraped(daemon: Daemon, churn: Churn, seconds: float) -> tuple[list[float], 
         scrape = daemon.scrape(5)
         ended = time.monotonic()
         check(scrape, begun, ended, churn)
-        took.append(ended - begun)
+        took.append(scrape.seconds)
         cost.append(figures(daemon.process.pid))
         time.sleep(chance.uniform(0.2, 1.0))
     return took, cost

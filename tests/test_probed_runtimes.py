@@ -50,7 +50,7 @@ fleets:
     wait_for(lambda: bool(evidence(daemon, "ggml")))
     found = evidence(daemon, "ggml")
     assert {grade for _, grade in found} == {"probed"}
-    assert [address for address, _ in found] == [cards[0].pci[-12:].lower(), cards[2].pci[-12:].lower()]
+    assert [address for address, _ in found] == [str(cards[place].pci)[-12:].lower() for place in (0, 2)]
     assert reasons(daemon, "layered") == {"raw-order-unknown"}
     assert not set(driver.record()) & set(vulkan.FORBIDDEN)
 

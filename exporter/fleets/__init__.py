@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from exporter.config import FleetSettings, Settings
 from exporter.facts import FACTS
@@ -58,11 +58,13 @@ class Fleets:
         """How many fleets of processes there are beyond those that are shown."""
         return 0 if self._watch is None else self._watch.left_out
 
-    def now(self) -> tuple[Fleet, ...]:
-        """The fleets that live now; where processes fill in a name that the settings have, that one is theirs."""
+    def now(self, using: Collection[int] = ()) -> tuple[Fleet, ...]:
+        """The fleets that live now, with those of their processes that are among ``using``. Where processes fill in a
+        name that the settings have, that one is the settings'.
+        """
         if self._watch is None:
             return self._stated
-        return (*self._stated, *(fleet for fleet in self._watch.fleets() if fleet.name not in self._names))
+        return (*self._stated, *(fleet for fleet in self._watch.fleets(using) if fleet.name not in self._names))
 
     def start(self) -> None:
         """Look for processes from now on; returns after the first look."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from exporter.config import SOURCES, FleetSettings
 from exporter.fleets import processes
-from exporter.fleets.processes import Incarnation
 from exporter.fleets.scanner import Lives, Scanner, Survey
 from exporter.model import Fleet
 
@@ -22,8 +21,6 @@ _HANGS_AFTER_SECONDS = 3.0
 _FIRST_SCAN_SECONDS = 5.0
 # Each leaves a thread behind. With more the fleets stay as they are, and still end with their programs.
 _MOST_HANGING = 32
-# Of all fleets, of which it is asked for each page whether they still run: 20 microseconds each.
-_MOST_PROGRAMS = 512
 
 
 def is_live(entry: FleetSettings) -> bool:
@@ -31,12 +28,10 @@ def is_live(entry: FleetSettings) -> bool:
     return any(getattr(entry, name) is not None for name in SOURCES)
 
 
-def _of_programs(fleet: Fleet, programs: Sequence[Incarnation]) -> Fleet:
-    """The fleet with the numbers of these programs alone: a number of another may be somebody else's by now."""
-    pids = frozenset(program.pid for program in programs)
-    if fleet.live is None or fleet.live.pids == pids:
-        return fleet
-    return replace(fleet, live=replace(fleet.live, pids=pids))
+def _used_by(life: Lives, pids: frozenset[int]) -> Fleet:
+    if life.fleet.live is None or life.fleet.live.pids == pids:
+        return life.fleet
+    return replace(life.fleet, live=replace(life.fleet.live, pids=pids))
 
 
 class _SupersededError(Exception):
@@ -77,35 +72,33 @@ class Watch:
         self._stopped.set()
         self._wake.set()
 
-    def fleets(self) -> tuple[Fleet, ...]:
+    def fleets(self, using: Collection[int] = ()) -> tuple[Fleet, ...]:
         """The fleets that live now. One whose programs have all ended since the last look is not among them, and the
-        next look is at once.
+        next look is at once. Of a fleet's process numbers those are given that are among ``using`` and still its.
         """
         self._see_to_the_thread()
-        left = _MOST_PROGRAMS
-        alive = []
-        for life in self._survey.lives:
-            running = self._running(life, max(left, 1))
-            left -= len(running)
-            if running or not life.programs:
-                alive.append(_of_programs(life.fleet, running))
-        return tuple(alive)
+        return tuple(_used_by(life, self._using(life, using)) for life in self._survey.lives if self._lives(life))
 
     @property
     def left_out(self) -> int:
         """How many fleets were found beyond those that are shown."""
         return self._survey.left_out
 
-    def _running(self, life: Lives, most: int) -> list[Incarnation]:
-        """The programs of it that still run, of the oldest ``most``. Where the oldest of all does not, all are looked
-        at anew, at once: what they are bound to is the inventory of the time when that was started.
+    def _lives(self, life: Lives) -> bool:
+        """Whether a program of it still runs. Where the oldest does not, the others are looked at anew, at once: what
+        they are bound to is the inventory of the time when the oldest was started.
         """
-        running = [program for program in life.programs[:most] if processes.runs(self._procfs, program)]
-        if life.programs and life.programs[0] not in running:
-            self._wake.set()
-            later = life.programs[most:]
-            running = running or [program for program in later if processes.runs(self._procfs, program)][:1]
-        return running
+        for place, program in enumerate(life.programs):
+            if processes.runs(self._procfs, program):
+                return True
+            if place == 0:
+                self._wake.set()
+        return not life.programs
+
+    def _using(self, life: Lives, using: Collection[int]) -> frozenset[int]:
+        """A number of a program that has ended may be somebody else's by now."""
+        there = (program for program in life.programs if program.pid in using)
+        return frozenset(program.pid for program in there if processes.runs(self._procfs, program))
 
     def _look_in_a_thread(self) -> None:
         self._begun = time.monotonic()
