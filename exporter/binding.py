@@ -146,7 +146,7 @@ class _Binder:
         if isinstance(found, Refusal):
             return found, False
         outcome = _agreed(fleet, runtime, samples, found)
-        if self._known.answers is None or len(found) > 1:
+        if self._known.answers is None or len(found) > 1 or not _has_our_libraries(fleet):
             return outcome, False
         asked = questions(runtime, fleet.env, inventory, found[0])
         context = _context(fleet, samples, found[0])
@@ -201,6 +201,11 @@ def _settled(outcome: Outcome, samples: Sequence[VendorSample]) -> bool:
     if isinstance(outcome, Inversion):
         return not any(resolved.key in unknown for resolved in outcome.devices)
     return all(sample.whole for sample in samples) and not unknown
+
+
+def _has_our_libraries(fleet: Fleet) -> bool:
+    """A process with a /dev of its own, as in a container, may well have driver libraries of its own too."""
+    return fleet.live is None or (fleet.live.opens is not None and fleet.live.opens.here)
 
 
 def _incarnation(fleet: Fleet) -> str:

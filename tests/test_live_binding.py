@@ -308,10 +308,11 @@ SERVER = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PIPE_DIRECTORY": "/x"}
         (live(MIXED[0].uuid, order=False), {}),
         (live("0", order=False, opens=Opens(may=frozenset({"nvidia1", "nvidia2"}), filtered=False)), {}),
         (live("0", order=False, opens=Opens(may=None)), {}),
+        (live("0", order=False, opens=Opens(may=ALL, filtered=False)), {}),
         (replace(live("0", order=False), env=SERVER), {}),
         (live("0", order=False), {"d": "asleep"}),
     ],
-    ids=["proven", "identity", "restricted", "unknown reach", "a server's", "asleep"],
+    ids=["proven", "identity", "restricted", "unknown reach", "container", "a server's", "asleep"],
 )
 def test_where_a_driver_is_not_asked(fleet: Fleet, states: Mapping[str, State]) -> None:
     """Where the masks prove the answer, the workload sees other cards, it has a server, or asking would wake a card."""

@@ -80,9 +80,10 @@ def test_a_number_that_comes_back_at_once_never_has_the_mask_of_before(
     pid_file.write_text(str(program.pid))
     daemon = following(start, nvml, host, pid_file)
     until_shown(daemon, FOURTH)
-    pid, lives = program.pid, [(FOURTH, 0.0, time.monotonic())]
+    pid = program.pid
     with Poller(daemon) as poller:
         program.end()
+        lives = [(FOURTH, 0.0, time.monotonic())]
         for number in range(12):
             started = time.monotonic()
             host.run_as(pid, masked(str(number % 3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from exporter.config import FleetSettings, ProcessPattern
+from exporter.fleets.sources import PidFileError, PidFiles
 from exporter.fleets.watch import Watch
 from tests.process_host import wait_for
 
@@ -129,3 +131,46 @@ def test_more_fleets_than_may_be(proc: Proc, watch: Watch) -> None:
     assert watch.left_out == 6
     (proc.root / "12" / "stat").unlink()
     wait_for(lambda: set(masks(watch)) == {"one", "job-10", "job-11", "job-13", "job-14"})
+
+
+def written(path: Path, pid: int, age: float = 0.0) -> Path:
+    """A pid file that was written so many seconds ago, by the wall clock."""
+    path.write_text(f"{pid}\n")
+    then = time.time() - age
+    os.utime(path, (then, then))
+    return path
+
+
+def named(files: PidFiles, path: Path) -> str:
+    """The process of a pid file, or why there is none."""
+    try:
+        return str(files.process(str(path)))
+    except PidFileError as error:
+        return str(error).rpartition("which ")[2] or str(error)
+
+
+def test_a_pid_file_is_older_than_who_got_its_number_since(tmp_path: Path) -> None:
+    """Where it was written before the first look the wall clock counts, with leeway; later on no clock that can be set."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pid, files = process.pid, PidFiles("/proc")
+        assert named(files, written(tmp_path / "new", pid)) == str(pid)
+        assert named(files, written(tmp_path / "leeway", pid, age=1.5)) == str(pid)
+        assert named(files, written(tmp_path / "old", pid, age=60)) == "was started after the file was written"
+        assert named(files, written(tmp_path / "old", pid)) == str(pid)  # written anew
+        assert named(files, written(tmp_path / "old", pid, age=3600)) == str(pid)  # and the clock was set meanwhile
+        process.kill()
+
+
+def test_a_pid_file_that_names_who_came_later(tmp_path: Path) -> None:
+    """Written between two looks, of which the second finds the number with a process that is younger than the file."""
+    files, path = PidFiles("/proc"), tmp_path / "pid"
+    with subprocess.Popen(["sleep", "60"]) as first:
+        assert named(files, written(path, first.pid)) == str(first.pid)
+        then = time.time()
+        time.sleep(0.3)
+        with subprocess.Popen(["sleep", "60"]) as second:
+            path.write_text(str(second.pid))
+            os.utime(path, (then, then))
+            assert named(files, path) == "was started after the file was written"
+            second.kill()
+        first.kill()

@@ -14,7 +14,7 @@ from exporter.fleets.access import Access
 from exporter.fleets.clients import computing
 from exporter.fleets.members import Group, Member, Registry, Started, counted, groups
 from exporter.fleets.processes import Incarnation, Table
-from exporter.fleets.sources import Looked, PidFileError, Values
+from exporter.fleets.sources import Looked, PidFileError, PidFiles, Values
 from exporter.masks import DEFAULT_RUNTIMES
 from exporter.model import Fleet, Live, Opens, Refusal
 
@@ -73,6 +73,7 @@ class Scanner:
         self._sources = {place: found for place, each in enumerate(entries) if (found := sources.source_of(each))}
         self._table = Table(procfs, self._look)
         self._registry = Registry(procfs)
+        self._pid_files = PidFiles(procfs)
         self._access = Access(procfs, sysfs)
         self._observed: dict[Incarnation, _Observed] = {}
         self._scan = 0
@@ -130,7 +131,7 @@ class Scanner:
         gone = f"no process of the {_source_words(entry)}"
         if entry.pid_file is not None:
             try:
-                pids = {entry.name: [sources.of_pid_file(entry.pid_file, self._procfs)]}
+                pids = {entry.name: [self._pid_files.process(entry.pid_file)]}
             except PidFileError as error:
                 gone = str(error)
         one_workload, runtimes = not placeholders(entry.name), runtimes_of(entry)

@@ -18,8 +18,9 @@ from exporter.fleets import processes
 _UNIT_SUFFIXES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 _LONGEST_PID_FILE = 64
 _MANY = 4096  # of control groups: thousands of processes are in the same
-# Between a process's start and the writing of its pid file, as clocks are read here.
-_CLOCKS_SECONDS = 2.0
+# How much the wall clock may have been set, or run fast, since a pid file was written.
+_CLOCKS_SECONDS, _CLOCKS_SHARE = 2.0, 0.01
+_TICK_SECONDS = 0.05  # of the clocks that processes' starts and files' times are read from
 
 Values = dict[str, str]
 
@@ -135,26 +136,61 @@ class PidFileError(Exception):
     """A pid file names no process that is running; the message says why."""
 
 
-def of_pid_file(path: str, procfs: str) -> int:
-    """The process that a pid file names, which was started before the file was written.
-
-    Another process may have got the number since. Raises :class:`PidFileError`.
+class _Version(NamedTuple):
+    """A pid file as it was written once: inode and time of writing, and the latest that this can have been, in seconds
+    of CLOCK_BOOTTIME.
     """
-    try:
-        age = time.time() - Path(path).stat().st_mtime
-        words = read_regular(path, _LONGEST_PID_FILE).split()
-    except OSError as error:
-        raise PidFileError(f"{path}: cannot be read: {error.strerror}") from error
-    if not words or not words[0].isdigit() or int(words[0]) == 0:
-        raise PidFileError(f"{path}: expected the number of a process")
-    pid = int(words[0])
-    found = processes.stat(procfs, pid)
-    if found is None:
-        raise PidFileError(f"{path} names the process {pid}, which is not running")
-    written = time.clock_gettime(time.CLOCK_BOOTTIME) - age
-    if found.incarnation.started_seconds > written + _CLOCKS_SECONDS:
-        raise PidFileError(f"{path} names the process {pid}, which was started after the file was written")
-    return pid
+
+    inode: int
+    modified: int
+    latest: float
+
+
+class PidFiles:
+    """Pid files over several looks. When one was written is known by the kernel's own clock where that was between two
+    looks. Before the first it is known by the wall clock, which may have been set meanwhile, and so with some leeway.
+    """
+
+    def __init__(self, procfs: str) -> None:
+        self._procfs = procfs
+        self._seen: dict[str, _Version | None] = {}
+        self._looked: dict[str, float] = {}
+
+    def process(self, path: str) -> int:
+        """The process that a file names, which was started before the file was written.
+
+        Another process may have got the number since. Raises :class:`PidFileError`.
+        """
+        try:
+            version = self._version(path)
+            words = read_regular(path, _LONGEST_PID_FILE).split()
+        except OSError as error:
+            self._seen[path] = None
+            raise PidFileError(f"{path}: cannot be read: {error.strerror}") from error
+        self._seen[path] = version
+        if not words or not words[0].isdigit() or int(words[0]) == 0:
+            raise PidFileError(f"{path}: expected the number of a process")
+        pid = int(words[0])
+        found = processes.stat(self._procfs, pid)
+        if found is None:
+            raise PidFileError(f"{path} names the process {pid}, which is not running")
+        late = found.incarnation.started_seconds - version.latest
+        if late > 0:
+            raise PidFileError(f"{path} names the process {pid}, which was started after the file was written")
+        return pid
+
+    def _version(self, path: str) -> _Version:
+        """What stands there now; taken before the file is read: no number passes for one of a later writing."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        looked, self._looked[path] = self._looked.get(path), now
+        status, before = Path(path).stat(), self._seen.get(path)
+        if before is not None and before[:2] == (status.st_ino, status.st_mtime_ns):
+            return before
+        age = max(0.0, time.time() - status.st_mtime)
+        if looked is not None and age > now - looked:
+            age = 0.0  # the wall clock was set
+        leeway = _CLOCKS_SECONDS + _CLOCKS_SHARE * age if looked is None else _TICK_SECONDS
+        return _Version(status.st_ino, status.st_mtime_ns, now - age + leeway)
 
 
 def sources_of(entries: Sequence[FleetSettings]) -> list[Source]:
