@@ -10,7 +10,6 @@ Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
@@ -18,6 +17,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from exporter import patterns
 from exporter.errors import ConfigError
 from exporter.facts import FACTS
 from exporter.fleet_names import PLACEHOLDER, placeholders
@@ -82,8 +82,8 @@ class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProcessPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Regular expressions: ``command`` is searched for in the command line, its arguments joined by blanks; ``user``
-    is the whole name of the process's user (the number of one without a name). At least one of them.
+    """Regular expressions (RE2's), at least one: ``command`` is searched for in the command line, its arguments joined
+    by blanks; ``user`` is the whole name of the process's user (the number of one without a name).
     """
 
     command: _Pattern | None = None
@@ -127,7 +127,7 @@ def values_of(entry: FleetSettings) -> tuple[str, ...]:
 
 
 def _groups(pattern: str | None) -> tuple[str, ...]:
-    return () if pattern is None else tuple(re.compile(pattern).groupindex)
+    return () if pattern is None else patterns.pattern(pattern).names
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -344,9 +344,9 @@ class _Reader:
 
     def _check_pattern(self, node: yaml.Node, value: str, key: str) -> None:
         try:
-            re.compile(value)
-        except (re.error, OverflowError, RecursionError) as error:
-            self._fail(node, key, f"expected a regular expression, found {quoted(value)}: {error}")
+            patterns.pattern(value)
+        except patterns.PatternError as error:
+            self._fail(node, key, f"expected a regular expression of RE2, found {quoted(value)}: {error}")
 
     def _leaf(self, node: yaml.Node, kind: Any, key: str, hint: str = "") -> Any:
         extra = _meta(kind).extra or {}

@@ -245,10 +245,12 @@ SOURCES = [
      "the runtime host has every device and no mask"),
     ("fleets: [{name: a, systemd_unit: a/b}]", f"1: fleets[0].systemd_unit: expected {UNIT}, found the text 'a/b'"),
     ("fleets: [{name: a, process: {}}]", "1: fleets[0].process: expected a command or a user, found neither"),
-    ("fleets: [{name: a, process: {command: (}}]", "1: fleets[0].process.command: expected a regular expression, "
-     "found '(': missing ), unterminated subpattern at position 0"),
-    ("fleets: [{name: a, cgroup: '['}]", "1: fleets[0].cgroup: expected a regular expression, "
-     "found '[': unterminated character set at position 0"),
+    ("fleets: [{name: a, process: {command: (}}]", "1: fleets[0].process.command: expected a regular "
+     "expression of RE2, found '(': missing ): ("),
+    ("fleets: [{name: a, process: {user: '(?=a)'}}]", "1: fleets[0].process.user: expected a regular "
+     "expression of RE2, found '(?=a)': invalid perl operator: (?="),
+    ("fleets: [{name: a, cgroup: '['}]", "1: fleets[0].cgroup: expected a regular expression of RE2, "
+     "found '[': missing ]: ["),
     ("fleets: [{name: a, cgroup: ''}]", "1: fleets[0].cgroup: expected a regular expression, found the text ''"),
     ("fleets: [{name: 'a-{job}', cgroup: '(?P<jobs>x)'}]",
      "1: fleets[0].name: found the placeholder 'job', expected jobs or user or pid"),

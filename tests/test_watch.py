@@ -107,6 +107,17 @@ def test_a_program_that_ends_is_gone_at_once(proc: Proc, watch: Watch) -> None:
     assert masks(watch) == {"one": "process-gone"}
 
 
+def test_a_command_line_that_was_made_to_be_slow(proc: Proc) -> None:
+    """Python's own regular expressions would take longer than the universe has lasted, and stop all threads."""
+    proc.add(10, "0")
+    (proc.root / "10" / "cmdline").write_bytes(b"work\0" + b"a\0" * 1500 + b"!")
+    entry = FleetSettings(name="slow", runtime="cuda", process=ProcessPattern(command=r"^work (\S+ ?)+--model$"))
+    watch = Watch([entry, ENTRY], procfs=str(proc.root), sysfs="/sys", most=5, scan_seconds=0.05)
+    watch.start()
+    assert masks(watch)["slow"] == "process-gone"
+    watch.stop()
+
+
 def test_no_list_of_processes(tmp_path: Path) -> None:
     """A fleet that stands for one workload is there with the reason, and comes back with the list."""
     root = tmp_path / "gone"

@@ -14,6 +14,7 @@ from exporter.config import FleetSettings
 from exporter.files import read_regular
 from exporter.fleet_names import placeholders
 from exporter.fleets import processes
+from exporter.patterns import Pattern, pattern
 
 _UNIT_SUFFIXES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 _LONGEST_PID_FILE = 64
@@ -85,10 +86,10 @@ def source_of(entry: FleetSettings) -> Source | None:
     if entry.systemd_unit is not None:
         return Source(entry, _in_unit(entry.systemd_unit))
     if entry.cgroup is not None:
-        return Source(entry, _in_group(re.compile(entry.cgroup)))
+        return Source(entry, _in_group(pattern(entry.cgroup)))
     if entry.process is not None:
-        command = re.compile(entry.process.command or "")
-        return Source(entry, _runs(command, None if entry.process.user is None else re.compile(entry.process.user)))
+        user = None if entry.process.user is None else pattern(entry.process.user)
+        return Source(entry, _runs(pattern(entry.process.command or ""), user))
     return None
 
 
@@ -109,27 +110,20 @@ def _in_unit(pattern: str) -> Match:
     return match
 
 
-def _in_group(pattern: re.Pattern[str]) -> Match:
+def _in_group(group: Pattern) -> Match:
     @functools.lru_cache(maxsize=_MANY)
     def groups(paths: tuple[str, ...]) -> Values | None:
-        found = next(filter(None, map(pattern.search, paths)), None)
-        return None if found is None else _groups(found)
+        return next((found for path in paths if (found := group.search(path)) is not None), None)
 
     return lambda process: groups(process.control_groups)
 
 
-def _runs(command: re.Pattern[str], user: re.Pattern[str] | None) -> Match:
+def _runs(command: Pattern, user: Pattern | None) -> Match:
     def match(process: Looked) -> Values | None:
         found = command.search(process.command) if process.command else None  # the kernel's own threads have none
-        if found is None or (user is not None and not user.fullmatch(process.user)):
-            return None
-        return _groups(found)
+        return None if user is not None and found is not None and user.fullmatch(process.user) is None else found
 
     return match
-
-
-def _groups(match: re.Match[str]) -> Values:
-    return {name: value or "" for name, value in match.groupdict().items()}
 
 
 class PidFileError(Exception):
