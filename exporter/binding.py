@@ -126,9 +126,13 @@ class _Binder:
         stands, since an answer would be one over other devices. So is an answer that is only assumed; and one that
         follows from the masks is held against the driver's once that is known.
         """
-        samples = now if fleet.live is None else [as_of(fleet.live.started, sample, self.epochs) for sample in now]
+        live = fleet.live
+        samples = now if live is None else [as_of(live.started, live.seen, sample, self.epochs) for sample in now]
         uuids = {device.key: device.uuid for sample in samples for device in sample.devices}
-        if before is not None and (before.final or not _are_those(uuids, before.uuids)):
+        same = before is not None and _are_those(uuids, before.uuids)
+        if live is not None and not same:
+            before = None  # a program has joined the fleet that numbers other devices
+        if before is not None and (before.final or not same):
             return before
         if before is not None and _is_certain(before.outcome) and not self._known.answers:
             return before
@@ -142,19 +146,21 @@ class _Binder:
         that does not prove one.
         """
         inventory = _inventory(samples)
-        found = reaches(fleet, inventory, self._everyone, RUNTIMES[runtime].choosing)
+        found = reaches(fleet, inventory, self._everyone)
         if isinstance(found, Refusal):
             return found, False
         outcome = _agreed(fleet, runtime, samples, found)
         if self._known.answers is None or len(found) > 1 or not _has_our_libraries(fleet):
             return outcome, False
-        asked = questions(runtime, fleet.env, inventory, found[0])
+        drivers = tuple(f"{sample.vendor} {sample.driver_version}" for sample in samples)
+        asked = questions(runtime, fleet.env, inventory, found[0], drivers)
         context = _context(fleet, samples, found[0])
         answer = answer_of(asked, self._known.answers, fleet.env, inventory, context)
         if answer is not None:
             return _combined(outcome, answer), True
         if not _is_certain(outcome) and not self._sleeping:
-            self.questions.update(asked)
+            # What was answered, and names not every card, is asked again.
+            self.questions.update([each for each in asked if each not in self._known.answers] or asked)
         return outcome, False
 
 

@@ -44,14 +44,16 @@ def _devices(sample: VendorSample) -> tuple[bool, frozenset[object]]:
     return sample.whole, frozenset(device.key for device in sample.devices)
 
 
-def as_of(started: float, now: VendorSample, epochs: Epochs) -> VendorSample:
-    """The vendor's devices when a process was started. What was before the first cycle counts as what that saw. Between
-    two epochs nobody looked: then the inventory is not known to be whole.
+def as_of(earliest: float, latest: float, now: VendorSample, epochs: Epochs) -> VendorSample:
+    """The vendor's devices when a program was started, which was between these times. What was before the first cycle
+    counts as what that saw. Where they changed meanwhile, or while nobody looked, the inventory is not known to be
+    whole.
     """
     known = epochs.get(now.vendor, ())
-    at = next((place for place, epoch in enumerate(known) if started <= epoch.last), len(known) - 1)
-    if at == len(known) - 1 and (at <= 0 or started >= known[at].first):
-        return now
-    epoch = known[at]
-    between = at > 0 and started < epoch.first
-    return msgspec.structs.replace(epoch.sample, whole=False) if between or len(known) == _MOST else epoch.sample
+    last = len(known) - 1
+    first_at = next((place for place, epoch in enumerate(known) if earliest <= epoch.last), last)
+    at = next((place for place, epoch in enumerate(known) if latest <= epoch.last), last)
+    sample = now if at == last else known[at].sample
+    if at <= 0 or (first_at == at and earliest >= known[at].first and len(known) < _MOST):
+        return sample
+    return msgspec.structs.replace(sample, whole=False)

@@ -166,12 +166,15 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend in one cycle: a sample, or the fault that explains why there is none."""
+    """One backend in one cycle: a sample, or the fault that explains why there is none. ``asked`` is when it was asked,
+    in seconds of CLOCK_BOOTTIME.
+    """
 
     vendor: str
     sample: VendorSample | None = None
     fault: Fault | None = None
     duration_seconds: float
+    asked: float = 0.0
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,8 +268,9 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of a fleet's processes, all of which have the same masks.
 
     ``incarnation`` names the oldest of them as it runs now: another program in it, or another process of its number,
-    has another. ``started`` is when it was started, in seconds of CLOCK_BOOTTIME. ``pids`` are those of them that count
-    where it is told which processes compute on a device. ``slurm``
+    has another. Between ``started`` and ``seen`` all of them were started, in seconds of CLOCK_BOOTTIME; a process may
+    have run another program before. ``pids`` are those of them that count where it is told which processes compute on a
+    device. ``slurm``
     has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI addresses of cards that
     compute for them, as DRM clients tell. ``refusal`` says why their masks cannot be told. ``told`` are sentences on
     where all this was seen.
@@ -274,6 +278,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
     incarnation: str
     started: float
+    seen: float = 0.0
     pids: frozenset[int]
     opens: Opens | None = None
     slurm: str | None = None

@@ -55,8 +55,14 @@ class Prober:
         self._said: set[tuple[str, str]] = set()
 
     def want(self, questions: Iterable[Question]) -> None:
-        """Have these answered, as soon as that can be; those asked for earlier and not now are dropped."""
+        """Have these answered, as soon as that can be; those asked for earlier and not now are dropped.
+
+        One that was answered was so to no use: a driver that just starts shows fewer cards. It is asked again later.
+        """
         now = time.monotonic()
+        for question in questions:
+            if self.answers.pop(question, None) is not None:
+                self._note_failure(question, "its answer does not name every card")
         self._wanted = {question: None for question in sorted(questions, key=repr) if self._may_ask(question, now)}
         if self._wanted and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._ask_all())

@@ -19,18 +19,25 @@ from exporter.wire import DriverAnswer, DriverDevice
 
 
 class Question(NamedTuple):
-    """Which devices a runtime's driver shows under these variables; asked anew where the host's devices are others."""
+    """Which devices a runtime's driver shows under these variables; asked anew where the host's devices or the kernel's
+    drivers are others.
+    """
 
     runtime: str
     env: tuple[tuple[str, str], ...]
     devices: frozenset[tuple[DeviceKey, str]]
+    drivers: tuple[str, ...] = ()
 
 
 Answers = Mapping[Question, DriverAnswer]
 
 
 def questions(
-    runtime: str, env: Mapping[str, str], inventory: Inventory, reach: frozenset[DeviceKey] | None
+    runtime: str,
+    env: Mapping[str, str],
+    inventory: Inventory,
+    reach: frozenset[DeviceKey] | None,
+    drivers: tuple[str, ...] = (),
 ) -> tuple[Question, ...]:
     """What to ask: under the workload's masks, and under none. Nothing where an answer would not be the workload's: it
     cannot open all cards, or a variable is set that would bring in its files, programs or servers.
@@ -45,8 +52,9 @@ def questions(
     devices = frozenset((device.key, device.uuid) for device in inventory.devices)
     choosing = RUNTIMES[runtime].choosing
     under = {name: env[name] for name in told if name in env}
-    masked = Question(runtime, tuple(sorted(under.items())), devices)
-    free = Question(runtime, tuple(sorted((name, under[name]) for name in under if name not in choosing)), devices)
+    unmasked = tuple(sorted((name, under[name]) for name in under if name not in choosing))
+    masked = Question(runtime, tuple(sorted(under.items())), devices, drivers)
+    free = Question(runtime, unmasked, devices, drivers)
     if RUNTIMES[runtime].joint:  # its driver reads no mask: the program does
         return (free,)
     return (masked,) if masked == free else (masked, free)

@@ -6,7 +6,7 @@ Where two answers are possible both are given, and a mask counts as inverted whe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from exporter.inventory import Inventory
 from exporter.model import Device, DeviceKey, Fleet, Opens, Refusal
@@ -16,15 +16,14 @@ Reach = frozenset[DeviceKey]
 _LIST = re.compile(r"[0-9]{1,6}(?:,[0-9]{1,6})*")
 # Slurm of some distributions numbers GPUs by their render nodes, the first of which has the minor number 128.
 _FIRST_RENDER = 128
+# In which Slurm writes a job's cards, unless it is told otherwise (gres.conf(5)).
+_SLURMS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 
 
-def reaches(
-    fleet: Fleet, inventory: Inventory, everyone: Inventory, masks: Sequence[str]
-) -> tuple[Reach | None, ...] | Refusal:
+def reaches(fleet: Fleet, inventory: Inventory, everyone: Inventory) -> tuple[Reach | None, ...] | Refusal:
     """What the fleet may be able to open of one vendor's inventory: at least one reach, None where it is not known.
 
-    ``masks`` are the variables in which Slurm writes the job's cards for this vendor. ``everyone`` has other vendors'
-    cards too, which a reach of the settings may name.
+    ``everyone`` has other vendors' cards too, which a reach of the settings may name.
     """
     if fleet.reach is not None:
         return _stated(fleet.reach, inventory, everyone)
@@ -39,7 +38,7 @@ def reaches(
     given = _given_by_slurm(fleet.live.slurm, inventory, everyone)
     if given is None:
         return (None,)
-    return (given & seen,) if opens.filtered else _either(fleet, given & seen, seen, masks)
+    return (given & seen,) if opens.filtered else _either(fleet, given & seen, seen)
 
 
 def _stated(reach: Iterable[str], inventory: Inventory, everyone: Inventory) -> tuple[Reach, ...] | Refusal:
@@ -106,16 +105,16 @@ def _given_by_slurm(numbers: str | None, inventory: Inventory, everyone: Invento
     return frozenset(cards[number].key for number in wanted)
 
 
-def _either(fleet: Fleet, given: Reach, seen: Reach, masks: Sequence[str]) -> tuple[Reach, ...]:
+def _either(fleet: Fleet, given: Reach, seen: Reach) -> tuple[Reach, ...]:
     """Whether Slurm constrains the job to its cards, where that cannot be seen: then it numbers them from 0 in the
     mask, and else it writes the host's numbers there.
     """
     slurm = fleet.live.slurm if fleet.live else None
     count = len((slurm or "").split(","))
     local = ",".join(map(str, range(count)))
-    mask = next((fleet.env[name] for name in masks if name in fleet.env), None)
-    if mask == slurm and mask != local:
+    # Slurm writes the same list into all of them; one that a job script has changed differs from the others.
+    lists = [fleet.env[name] for name in _SLURMS if name in fleet.env]
+    agreed = lists[0] if len(lists) > 1 and len(set(lists)) == 1 and slurm != local else None
+    if agreed is not None and agreed == slurm:
         return (seen,)
-    if mask == local and mask != slurm:
-        return (given,)
-    return (given, seen)
+    return (given,) if agreed is not None and agreed == local else (given, seen)

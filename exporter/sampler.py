@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -98,10 +98,13 @@ def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
     )
 
 
-def _using(outcomes: Iterable[VendorOutcome]) -> frozenset[int]:
-    """The processes that compute on any device."""
-    samples = (outcome.sample for outcome in outcomes if outcome.sample is not None)
-    return frozenset(user.pid for sample in samples for user in sample.users)
+def _using(outcomes: Iterable[VendorOutcome]) -> dict[int, float]:
+    """The processes that compute on any device, each with the earliest time at which that was asked."""
+    found: dict[int, float] = {}
+    for outcome in outcomes:
+        for user in outcome.sample.users if outcome.sample is not None else ():
+            found[user.pid] = min(found.get(user.pid, outcome.asked), outcome.asked)
+    return found
 
 
 class _Flight:
@@ -130,8 +133,10 @@ class Watched(Protocol):
     def live(self) -> bool:
         """Whether there are any that consist of processes."""
 
-    def now(self, using: Collection[int]) -> tuple[Fleet, ...]:
-        """Those that live at this moment, with those of their processes that are among ``using``."""
+    def now(self, using: dict[int, float]) -> tuple[Fleet, ...]:
+        """Those that live at this moment, with those of their processes that are among ``using``: process numbers, and
+        when each was asked for.
+        """
 
     def stop(self) -> None:
         """Look for no more."""

@@ -102,13 +102,12 @@ class Supervisor:
 
     async def ask(self, within_seconds: float) -> VendorOutcome:
         """One cycle of the worker: its sample, or the fault that prevents one."""
-        started = time.monotonic()
+        started, asked = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
         until = started + within_seconds
         answer = await self._answer(until)
+        sample, fault = (None, answer) if isinstance(answer, Fault) else (answer.sample, answer.fault)
         duration = time.monotonic() - started
-        if isinstance(answer, Fault):
-            return VendorOutcome(vendor=self.vendor, fault=answer, duration_seconds=duration)
-        return VendorOutcome(vendor=self.vendor, sample=answer.sample, fault=answer.fault, duration_seconds=duration)
+        return VendorOutcome(vendor=self.vendor, sample=sample, fault=fault, duration_seconds=duration, asked=asked)
 
     def hurry(self, within_seconds: float) -> None:
         """Somebody with less time waits for the running ask too: shorten it for all."""

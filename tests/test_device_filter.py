@@ -113,16 +113,18 @@ def test_a_list_of_devices_is_applied(host: Host, listed: Path) -> None:
 
 
 def test_a_list_that_lets_all_through_does_not_show_what_was_taken_from_it(tmp_path: Path, listed: Path) -> None:
-    """As Slurm takes a job's other cards: the kernel still writes ``a *:* rwm``, so nothing is known of the filter."""
+    """The kernel still writes ``a *:* rwm``, so nothing is known of the filter; but that there is one where Slurm has
+    control groups of this controller, which it makes to take a job's other cards.
+    """
     host = Host(tmp_path, MEMORY_IS_NVIDIA)
-    with sleeper() as pid, group(listed / f"slurm-{pid}/uid_0/job_7") as folder:
-        (folder / "devices.deny").write_text("c 1:5 rwm")
-        put(folder, pid)
-        assert (folder / "devices.list").read_text() == "a *:* rwm\n"
-        opens = host.of(pid)
-        assert opens.here
-        assert opens.filtered is None
-        assert any("job_7 not known" in line for line in opens.told)
+    for name, filtered in [("slurm-{}/uid_0/job_7", True), ("other-{}/job_7", None)]:
+        with sleeper() as pid, group(listed / name.format(pid)) as folder:
+            (folder / "devices.deny").write_text("c 1:5 rwm")
+            put(folder, pid)
+            assert (folder / "devices.list").read_text() == "a *:* rwm\n"
+            opens = host.of(pid)
+            assert opens.here
+            assert opens.filtered is filtered
 
 
 class Query(NamedTuple):
@@ -179,15 +181,16 @@ def test_programs_on_a_control_group_or_above_are_a_filter(tmp_path: Path, unifi
 
 
 def test_a_containers_dev_has_what_its_filter_lets_through(host: Host, unified: Path) -> None:
-    """A runtime makes both; a batch system's filter is another's, and comes on top."""
+    """A known runtime makes both; a batch system's filter comes on top, and others may combine them as they like."""
     with with_dev(CARDS) as pid, group(unified / f"docker-test-{pid}") as folder, program_on(folder):
         put(folder, pid)
         opens = host.of(pid)
         assert opens.filtered is False
         assert "is a container's own" in told(opens)
-    with with_dev(CARDS) as pid, group(unified / f"slurm-test-{pid}") as folder, program_on(folder):
-        put(folder, pid)
-        assert host.of(pid).filtered is True
+    for name in ("slurm-test", "lxc-test"):
+        with with_dev(CARDS) as pid, group(unified / f"{name}-{pid}") as folder, program_on(folder):
+            put(folder, pid)
+            assert host.of(pid).filtered is True
 
 
 def test_both_versions_filter_where_both_are_mounted(host: Host, listed: Path, unified: Path) -> None:

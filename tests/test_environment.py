@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.fleet_names import LONGEST, filled
+from exporter.fleet_names import LONGEST, digest, filled
 from exporter.fleets import environment, processes
 from exporter.fleets.environment import OverwrittenError, parse
-from exporter.fleets.members import Member, Registry, Started, counted, groups
+from exporter.fleets.members import Member, Registry, Span, Started, counted, groups
 from exporter.fleets.processes import Incarnation, Stat
 from exporter.masks import DEFAULT_RUNTIMES
 from exporter.model import Opens, Refusal
@@ -69,7 +69,7 @@ def member(pid: int, mask: str | None = None, *, holds: bool = False, refusal: s
     env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     started = Started(env, Refusal(refusal, "x") if refusal else None)
     seen = Opens(may=frozenset({"nvidia0"}), filtered=False) if not opens else Opens(**opens)  # type: ignore[arg-type]
-    return Member(Incarnation(pid, pid, pid, pid), "p", started, seen, holds)
+    return Member(Incarnation(pid, pid, pid, pid), "p", started, Span(pid, pid), seen, holds)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,10 @@ def test_variables_of_other_runtimes_do_not_tell_apart() -> None:
     ("template", "values", "expected"),
     [
         ("slurm-{job}", {"job": "42"}, "slurm-42"),
-        ("{unit}", {"unit": r"a\\x2db@1.service"}, "a__x2db@1.service"),
+        ("{unit}", {"unit": "a\\x2db@1.service"}, "a\\x2db@1.service"),
         ("{a}{b}", {"a": "x"}, "x"),
-        ("{a}", {"a": 'x"\n{b}'}, "x___b_"),
+        ("{a}", {"a": 'x"\n{b}'}, "x___b_~" + digest('x"\n{b}')),
+        ("{a}", {}, "unnamed"),
     ],
 )
 def test_names_are_filled_in(template: str, values: dict[str, str], expected: str) -> None:
@@ -138,6 +139,7 @@ def test_long_names_stay_apart() -> None:
     names = {filled("{id}", {"id": "f" * 300 + last}) for last in "ab"}
     assert len(names) == 2
     assert {len(name) for name in names} == {LONGEST}
+    assert len({filled("{id}", {"id": text}) for text in ("a b", "a_b", "a\tb")}) == 3
 
 
 def named(name: str, pid: int) -> Stat:
@@ -166,7 +168,8 @@ def test_a_program_is_told_from_another_in_the_same_process() -> None:
         process.kill()
     assert first is not None
     assert second is not None
-    assert [first.env, second.env] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert [found.env for found, _ in (first, second)] == [{"CUDA_VISIBLE_DEVICES": mask} for mask in "01"]
+    assert before.incarnation.started_seconds < first[1].latest <= second[1].earliest < second[1].latest
     assert registry.of(before) == first
     registry.keep([])
     assert registry.of(after) is None
@@ -182,6 +185,6 @@ def test_an_environment_that_cannot_be_read_whole() -> None:
         process.kill()
     assert whole is not None
     assert longer is not None
-    assert whole.env == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert longer.refusal is not None
-    assert longer.refusal.code == "environment-overwritten"
+    assert whole[0].env == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert longer[0].refusal is not None
+    assert longer[0].refusal.code == "environment-overwritten"

@@ -47,8 +47,8 @@ MIXED = filed((card("a", name="NVIDIA A10"), *cards("bcd")))
 def live(mask: str | None = None, *, order: bool = True, **changes: Any) -> Fleet:
     """A fleet of one process with that mask, which can open everything."""
     env = (PCI_ORDER if order else {}) | ({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
-    seen: dict[str, Any] = {"incarnation": "7:1", "started": 100.0, "pids": frozenset({7}), "opens": WHOLE}
-    return Fleet(name="chat", runtimes=("cuda",), env=env, live=Live(**seen | changes))
+    seen: dict[str, Any] = {"incarnation": "7:1", "started": 85.0, "pids": frozenset({7}), "opens": WHOLE} | changes
+    return Fleet(name="chat", runtimes=("cuda",), env=env, live=Live(**{"seen": seen["started"]} | seen))
 
 
 class Binding:
@@ -139,14 +139,15 @@ def test_an_instance_needs_its_capability() -> None:
 @pytest.mark.parametrize(
     ("slurm", "mask", "filtered", "expected"),
     [
-        ("2,3", "0,1", None, "cd"),  # Slurm numbers a constrained job's cards from 0
-        ("2,3", "2,3", None, "cd"),  # and writes the host's numbers for one that is not constrained
+        ("2,3", "0,1", True, "cd"),  # Slurm numbers a constrained job's cards from 0
+        ("2,3", "0,1", None, "reach-unknown"),  # or the job chose these from all
+        ("2,3", "2,3", None, "reach-unknown"),
         ("0,1", "0,1", None, "ab"),  # which are the same here, whichever it is
         ("0,1", "1,0", None, "ba"),
         ("2,3", "1", None, "reach-unknown"),  # the job changed its mask: card 3 if constrained, else card 1
         ("2,3", "1", True, "d"),
         ("2,3", "0,1", False, "ab"),
-        ("130,131", "0,1", None, "cd"),  # some distributions number render nodes
+        ("130,131", "0,1", True, "cd"),  # some distributions number render nodes
         ("2,9", "0,1", None, "reach-unknown"),
         ("2-3", "0,1", None, "reach-unknown"),
         (None, "0,1", None, "reach-unknown"),
@@ -156,6 +157,22 @@ def test_slurms_jobs(slurm: str | None, mask: str, filtered: bool | None, expect
     """What Slurm gave counts where a device filter cannot be read; an answer is one where all that may be agree."""
     opens = Opens(may=ALL, here=True, filtered=filtered)
     assert bound(live(mask, opens=opens, slurm=slurm)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (("0,1", "0,1", "0,1"), "cd"),  # numbered from 0: the job is constrained
+        (("2,3", "2,3", "2,3"), "cd"),  # the host's numbers: it is not
+        (("0,1", "2,3", "2,3"), "reach-unknown"),  # the job changed its own mask
+        (("1", "0,1", "0,1"), "reach-unknown"),
+    ],
+)
+def test_slurm_writes_one_list_into_all_masks(lists: Sequence[str], expected: str) -> None:
+    """Where all of them agree nobody has changed one, and they tell whether the job is held to its cards."""
+    fleet = live(opens=Opens(may=ALL, here=True, filtered=None), slurm="2,3")
+    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+    assert bound(replace(fleet, env=PCI_ORDER | dict(zip(names, lists, strict=True)))) == expected
 
 
 def test_slurms_numbers_where_index_and_file_differ() -> None:
@@ -191,6 +208,23 @@ def test_nobody_looked_when_it_was_started() -> None:
     binding = Binding().see(None, up(FOUR[1:])).see(None, up(FOUR))
     assert binding.see(live(started=95.0), up(FOUR)).letters == "inventory-incomplete"
     assert binding.see(live(FOUR[0].uuid, started=95.0, incarnation="8:2"), up(FOUR)).letters == "a"
+
+
+def test_a_program_that_was_started_while_cards_came() -> None:
+    """When exactly a process came to run it is not known: numbers are refused, identities are not."""
+    for mask, expected in [(None, "inventory-incomplete"), (FOUR[0].uuid, "a")]:
+        fleet = live(mask, seen=125.0)
+        binding = Binding().see(None, up(FOUR[1:])).see(None, up(FOUR)).see(None, up(FOUR))
+        assert binding.see(fleet, up(FOUR)).letters == expected
+
+
+def test_a_program_that_joins_after_a_card_came() -> None:
+    """Its numbers are others than those of the programs with the same masks before it."""
+    binding = Binding().see(live(), up(FOUR[1:]))
+    assert binding.letters == "bcd"
+    binding.see(live(), up(FOUR))
+    assert binding.see(live(seen=115.0), up(FOUR)).letters == "inventory-incomplete"
+    assert binding.see(live(started=105.0, seen=115.0, incarnation="8:1"), up(FOUR)).letters == "abcd"
 
 
 def test_a_process_older_than_the_exporter() -> None:
@@ -355,7 +389,7 @@ def test_a_driver_that_contradicts_what_is_proven() -> None:
     env = tuple(sorted(fleet.env.items()))
     devices = frozenset((device.key, device.uuid) for device in FOUR)
     order = (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),)
-    questions = frozenset({Question("cuda", env, devices), Question("cuda", order, devices)})
+    questions = frozenset(Question("cuda", each, devices, ("nvidia 575.57.08",)) for each in (env, order))
     for told, expected in [("ab", "ab"), ("ba", "contradicted")]:
         binding = Binding({}).see(fleet, up(FOUR))
         assert (binding.letters, binding.questions) == ("ab", frozenset())
@@ -363,6 +397,25 @@ def test_a_driver_that_contradicts_what_is_proven() -> None:
         assert binding.see(fleet, up(FOUR)).letters == expected
         binding.answers = {}
         assert binding.see(fleet, up(FOUR)).letters == expected
+
+
+def test_an_answer_of_no_use_is_asked_for_again() -> None:
+    """A driver that only starts shows fewer cards: both questions are wanted again, and one that is missing alone."""
+    fleet = live("0,2", order=False)
+    binding = asked(fleet)
+    questions = binding.questions
+    binding.answers = answers_for(questions, {True: "da", False: "dab"})
+    assert binding.see(fleet, up(MIXED)).questions == questions
+    (masked,) = (question for question in questions if dict(question.env))
+    binding.answers = answers_for(frozenset({masked}), {True: "da", False: ""})
+    assert binding.see(fleet, up(MIXED)).questions == questions - {masked}
+
+
+def test_another_version_of_the_driver_is_another_question() -> None:
+    """What it answers may be in another order."""
+    fleet = live("0,2", order=False)
+    other = Binding({}).see(fleet, up(MIXED, driver="580.1"))
+    assert not other.questions & asked(fleet).questions
 
 
 def test_no_driver_is_asked_where_it_may_not() -> None:

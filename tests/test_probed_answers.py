@@ -44,7 +44,8 @@ def fleet(mask: str | None, *, ordered: bool = False) -> Fleet:
 
 def asked(workload: Fleet, devices: Sequence[Device]) -> tuple[Question, ...]:
     """What a driver is to be asked of the workload: under its masks, and under none."""
-    return questions("cuda", workload.env, Inventory(tuple(devices)), frozenset(device.key for device in devices))
+    reach = frozenset(device.key for device in devices)
+    return questions("cuda", workload.env, Inventory(tuple(devices)), reach, ("nvidia 575.57.08",))
 
 
 class Cycles:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nvml import FakeNvml, equal_cards
-from tests.fleet_pages import CARDS, QUICK, Poller, cards, explain, fleets, masked, refusal
+from tests.fleet_pages import CARDS, QUICK, Poller, cards, explain, fleets, masked
 from tests.harness import Scrape, Start
 from tests.process_host import NVIDIA, ProcessHost, Program, control_group, nvidia_files, process_host
 
@@ -194,15 +194,15 @@ def test_where_slurms_numbers_may_mean_either_the_job_is_refused(
         daemon.scrape_until(lambda scrape: (refusal(scrape, JOB), cards(scrape, JOB)) == ("reach-unknown", []))
 
 
-def test_a_mask_that_slurm_did_not_write_is_refused(
+def test_a_mask_that_a_constrained_job_narrowed(
     host: ProcessHost, sorted_nvml: FakeNvml, tmp_path: Path, start: Start
 ) -> None:
-    """A job that narrows its mask by itself: whether its numbers count the job's cards or the host's does not show."""
+    """Slurm has control groups for devices where it holds jobs to their cards: its numbers count those."""
     with contextlib.ExitStack() as stack:
         job = SlurmJob(host, tmp_path, stack)
         host.run(masked("1") | {"SLURM_JOB_GPUS": "2,3"}, cgroup=job.group)
         daemon = start(sorted_nvml.environment(), config(job.settings()), [], host.within)
-        daemon.scrape_until(lambda scrape: (refusal(scrape, JOB), cards(scrape, JOB)) == ("reach-unknown", []))
+        daemon.scrape_until(lambda scrape: cards(scrape, JOB) == [CARDS[3]])
 
 
 @pytest.mark.parametrize("place", range(4), ids=["unit", "pid file", "container", "slurm job"])

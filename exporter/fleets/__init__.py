@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from exporter.config import FleetSettings, Settings
 from exporter.facts import FACTS
@@ -47,6 +48,7 @@ class Fleets:
     def __init__(self, stated: tuple[Fleet, ...], watch: Watch | None) -> None:
         self._stated, self._watch = stated, watch
         self._names = frozenset(fleet.name for fleet in stated)
+        self._hidden = 0
 
     @property
     def live(self) -> bool:
@@ -56,15 +58,18 @@ class Fleets:
     @property
     def left_out(self) -> int:
         """How many fleets of processes there are beyond those that are shown."""
-        return 0 if self._watch is None else self._watch.left_out
+        return 0 if self._watch is None else self._watch.left_out + self._hidden
 
-    def now(self, using: Collection[int] = ()) -> tuple[Fleet, ...]:
+    def now(self, using: Mapping[int, float] = MappingProxyType({})) -> tuple[Fleet, ...]:
         """The fleets that live now, with those of their processes that are among ``using``. Where processes fill in a
         name that the settings have, that one is the settings'.
         """
         if self._watch is None:
             return self._stated
-        return (*self._stated, *(fleet for fleet in self._watch.fleets(using) if fleet.name not in self._names))
+        found = self._watch.fleets(using)
+        shown = [fleet for fleet in found if fleet.name not in self._names]
+        self._hidden = len(found) - len(shown)
+        return (*self._stated, *shown)
 
     def start(self) -> None:
         """Look for processes from now on; returns after the first look."""

@@ -101,7 +101,7 @@ class Access:
 
     def _is_of_runtime(self, there: Listing, kept: Filter) -> bool:
         """Whether a container runtime has made this /dev. A batch system's filter comes on top of a container's."""
-        if self._own_dev is None or there.folder is None or kept.of_job:
+        if self._own_dev is None or there.folder is None or kept.of_job or not kept.of_runtime:
             return False
         return there.folder[0] not in self._systems_of_host
 

@@ -20,6 +20,8 @@ READ, WRITE, SEARCH = 4, 2, 1
 
 _SUBFOLDERS = ("dri", "nvidia-caps")
 _MOST_ENTRIES = 16384
+# What a link of such a name leads to may well be a GPU's file.
+_GPU_NAME = re.compile(r"(?:nvidia|renderD|kfd)")
 _INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # include/uapi/linux/capability.h
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
@@ -152,6 +154,8 @@ def _files(folder: int, outer: tuple[Guard, ...], is_wanted: Callable[[int], boo
         for place, entry in enumerate(itertools.islice(entries, _MOST_ENTRIES + 1)):
             if place == _MOST_ENTRIES:
                 raise OSError(errno.E2BIG, f"more than {_MOST_ENTRIES} entries")
+            if entry.is_symlink() and _GPU_NAME.match(entry.name):
+                raise OSError(errno.ELOOP, f"{entry.name} is a link, which is not followed")
             if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(FileNotFoundError):

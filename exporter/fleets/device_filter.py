@@ -21,6 +21,8 @@ from exporter.fleets.unit_policy import UnitPolicies
 
 _FIRST_NAMESPACE = "cgroup:[4026531835]"  # the kernel's PROC_CGROUP_INIT_INO
 _MOST_BYTES = 65536
+# Names of what makes containers, in the paths of their control groups. Others may combine a /dev and a filter freely.
+_RUNTIME = re.compile(r"docker|podman|libpod|containerd|crio|kubepods|buildkit")
 _RULE = re.compile(rb"(?:a|c) (\*|[0-9]{1,7}):(\*|[0-9]{1,7}) ([rwm]{1,3})")
 # include/uapi/linux/bpf.h
 _BPF_PROG_QUERY, _BPF_CGROUP_DEVICE, _BPF_F_QUERY_EFFECTIVE = 16, 6, 1
@@ -43,12 +45,14 @@ class Filter(NamedTuple):
 
     ``filtered``: whether a filter with unknown contents denies it some; None where that is not known. ``rules`` are of
     a filter that is known: nothing else passes; None where there is none. ``of_job``: a batch system's control group.
+    ``of_runtime``: one that a container runtime has made, which makes /dev and filter from one list.
     """
 
     filtered: bool | None
     rules: tuple[Rule, ...] | None = None
     told: tuple[str, ...] = ()
     of_job: bool = False
+    of_runtime: bool = False
 
     def lets(self, number: int, access: str) -> bool:
         """Whether the rules let a character device with these numbers be opened for ``access``."""
@@ -95,14 +99,16 @@ class Filters:
         if not paths:
             return Filter(False, told=("no device filter (no control group could have one)",))
         of_job = any("slurm" in path for path in paths)
+        of_runtime = any(_RUNTIME.search(path) for path in paths)
         if not self._of_host or any(path.startswith("/..") or "\0" in path for path in paths):
-            return Filter(None, None, ("device filter not known: control groups are not seen from the host's",), of_job)
+            elsewhere = ("device filter not known: control groups are not seen from the host's",)
+            return Filter(None, None, elsewhere, of_job, of_runtime)
         found = [self._listed(listed)] if listed is not None else []
         found += [self._unified(unified)] if unified is not None else []
         each_filtered = [each.filtered for each in found]
         rules = next((each.rules for each in found if each.rules is not None), None)
         told = tuple(dict.fromkeys(sentence for each in found for sentence in each.told))
-        return Filter(_all_of(each_filtered), rules, told, of_job)
+        return Filter(_all_of(each_filtered), rules, told, of_job, of_runtime)
 
     def _listed(self, path: str) -> Filter:
         """The first version's."""
@@ -110,7 +116,9 @@ class Filters:
         rules = _rules(f"{folder}/devices.list")
         if rules is not None:
             return Filter(False, rules, (f"device filter: devices.list of {_shown(path)}",))
-        # A list that lets all through does not show what was taken from it, as Slurm does, so it tells nothing.
+        # A list that lets all through does not show what was taken from it, so it tells nothing.
+        if "slurm" in path:  # which has groups of this controller only where it constrains jobs to their devices
+            return Filter(True, told=(f"a device filter (Slurm's) on {_shown(path)}",))
         return self._by_systemd(path, folder)
 
     def _unified(self, path: str) -> Filter:

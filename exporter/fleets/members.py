@@ -8,6 +8,7 @@ that stands for many. A shell that only started the workload counts in no case b
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,15 +32,27 @@ class Started(NamedTuple):
         return next((self.env[name] for name in SLURM if name in self.env), None)
 
 
+class Span(NamedTuple):
+    """When a program was started, in seconds of CLOCK_BOOTTIME: a process may have run another one for a while."""
+
+    earliest: float
+    latest: float
+
+
 class Member(NamedTuple):
     """One process of a fleet. ``holds`` says that it has a GPU's device file open."""
 
     incarnation: Incarnation
     name: str
     started: Started
+    span: Span
     opens: Opens
     holds: bool
     used: frozenset[str] = frozenset()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def started(procfs: str, process: Stat) -> Started:
@@ -66,20 +79,32 @@ class Registry:
 
     def __init__(self, procfs: str) -> None:
         self._procfs = procfs
-        self._known: dict[Incarnation, Started] = {}
+        self._known: dict[Incarnation, tuple[Started, Span]] = {}
+        self._last: dict[int, tuple[int, float]] = {}
 
-    def of(self, process: Stat, otherwise: Started | None = None, *, again: bool = False) -> Started | None:
-        """What the program was started with; None where it has ended, or another runs by now.
+    def of(
+        self, process: Stat, otherwise: Started | None = None, *, again: bool = False
+    ) -> tuple[Started, Span] | None:
+        """What the program was started with, and when; None where it has ended, or another runs by now.
 
         With ``otherwise`` it is not read: that is the answer where it is not known already. With ``again`` it is read
         though it is known.
         """
-        known = self._known.get(process.incarnation, otherwise)
-        if known is None or (again and otherwise is None):
+        known = self._known.get(process.incarnation)
+        if otherwise is not None:
+            return known or (otherwise, Span(process.incarnation.started_seconds, _now()))
+        if known is None or again:
             found = self._read(process)
-            if found is not None and (known is None or found.refusal is None):
-                known = self._known[process.incarnation] = found
+            if found is not None and (known is None or (found.refusal is None and found != known[0])):
+                known = self._known[process.incarnation] = (found, self._span(process.incarnation))
+        if known is not None:
+            self._last[process.incarnation.pid] = (process.incarnation.started, _now())
         return known
+
+    def _span(self, incarnation: Incarnation) -> Span:
+        """From when it may have been started: since the process was, or since it was last seen to run another."""
+        started, last = self._last.get(incarnation.pid, (0, 0.0))
+        return Span(last if started == incarnation.started else incarnation.started_seconds, _now())
 
     def _read(self, process: Stat) -> Started | None:
         incarnation = process.incarnation
@@ -97,6 +122,8 @@ class Registry:
     def keep(self, incarnations: Iterable[Incarnation]) -> None:
         """Forget all others."""
         self._known = {each: self._known[each] for each in incarnations if each in self._known}
+        pids = {incarnation.pid for incarnation in self._known}
+        self._last = {pid: last for pid, last in self._last.items() if pid in pids}
 
 
 def counted(members: Sequence[Member], runtimes: Sequence[str], *, one_workload: bool) -> list[Member]:
@@ -143,5 +170,8 @@ def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Grou
 def _told_apart_by(env: Mapping[str, str], member: Member) -> str:
     opens, refusal = member.opens, member.started.refusal
     files = None if opens.may is None else sorted(opens.may)
+    # What is open counts where it is not known, or denied, that it can be opened.
+    held = sorted(opens.held if opens.filtered is not False else opens.held - (opens.may or frozenset()))
     code = "" if refusal is None else refusal.code
-    return repr((sorted(env.items()), member.started.slurm, files, sorted(opens.unsure), opens.filtered, code))
+    told = (member.started.slurm, files, sorted(opens.unsure), opens.filtered, opens.here, held, code)
+    return repr((sorted(env.items()), *told))

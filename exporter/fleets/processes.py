@@ -146,7 +146,8 @@ class Table(Generic[T]):
         self._scan = 0
 
     def scan(self, hanging: Container[int] = ()) -> Iterator[tuple[int, Sequence[T]]]:
-        """The processes in which something was found, each with that; those that hang are not looked at again.
+        """The processes in which something was found, each with that. In these it is looked for in each scan, but in
+        those that hang.
 
         Raises ``OSError`` where there is no list of processes.
         """
@@ -158,7 +159,7 @@ class Table(Generic[T]):
                 seen = _Seen(inode)
             now[pid] = seen
             seen.scans += 1
-            if is_due(seen.scans, pid, self._scan) and pid not in hanging:
+            if (seen.found or is_due(seen.scans, pid, self._scan)) and pid not in hanging:
                 seen.found = self._look(pid)
             if self._scan == 1 and _is_old(self._procfs, pid):
                 seen.scans = _YOUNG_SCANS

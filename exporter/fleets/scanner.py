@@ -19,6 +19,8 @@ from exporter.masks import DEFAULT_RUNTIMES
 from exporter.model import Fleet, Live, Opens, Refusal
 
 _MOST_TOLD = 5
+# So many members are looked at in each scan, a third of a millisecond each; more in turns, once they are not young.
+_FEW = 300
 _HANGS = Started({}, Refusal("process-hangs", "the kernel does not answer what is asked of its memory"))
 
 Pids = Mapping[str, Sequence[int]]
@@ -26,10 +28,12 @@ Pids = Mapping[str, Sequence[int]]
 
 
 class Lives(NamedTuple):
-    """A fleet of processes, and the programs that it consists of, the oldest first; it ends with the last of them."""
+    """A fleet of processes, and the programs that it consists of, the oldest first, each with the time at which it was
+    seen first (CLOCK_BOOTTIME); it ends with the last of them.
+    """
 
     fleet: Fleet
-    programs: tuple[Incarnation, ...] = ()
+    programs: tuple[tuple[Incarnation, float], ...] = ()
 
 
 class Survey(NamedTuple):
@@ -76,7 +80,7 @@ class Scanner:
         self._pid_files = PidFiles(procfs)
         self._access = Access(procfs, sysfs)
         self._observed: dict[Incarnation, _Observed] = {}
-        self._scan = 0
+        self._scan, self._few = 0, True
 
     def scan(self) -> Survey:
         """One look at all processes. Raises ``OSError`` where the host's processes cannot be listed."""
@@ -89,6 +93,7 @@ class Scanner:
             lives += self._lives_of(entry, listed.get(place, {}), members)
         programs = {member.incarnation for member in members.values() if member is not None}
         self._registry.keep(programs)
+        self._few = len(programs) <= _FEW
         self._observed = {program: seen for program, seen in self._observed.items() if program in programs}
         self._busy(None)
         return _within(lives, self._most)
@@ -141,8 +146,8 @@ class Scanner:
             parts = groups(counted(there, runtimes, one_workload=one_workload), runtimes)
             for ending, group in sorted(parts.items()):
                 found = True
-                programs = (member.incarnation for member in group.members)
-                ordered = sorted(programs, key=lambda program: (program.started, program.pid))
+                programs = ((member.incarnation, member.span.latest) for member in group.members)
+                ordered = sorted(programs, key=lambda program: (program[0].started, program[0].pid))
                 yield Lives(self._fleet(entry, name + ending, group), tuple(ordered))
         if one_workload and not found:
             yield _gone(entry, gone)
@@ -165,12 +170,12 @@ class Scanner:
         if not hangs:
             self._busy(pid)
         before = self._observed.get(found.incarnation)
-        again = before is None or processes.is_due(before.scans, pid, self._scan)
-        started = self._registry.of(found, _HANGS if hangs else None, again=again)
-        if started is None:
+        again = before is None or self._few or processes.is_due(before.scans, pid, self._scan)
+        program = self._registry.of(found, _HANGS if hangs else None, again=again)
+        if program is None:
             return None
         seen = _UNSEEN if hangs else self._observe(found.incarnation) if again or before is None else before
-        return Member(found.incarnation, found.name, started, seen.opens, seen.holds, seen.used)
+        return Member(found.incarnation, found.name, *program, seen.opens, seen.holds, seen.used)
 
     def _observe(self, program: Incarnation) -> _Observed:
         """What a program can and does use: looked at in each scan while it is young, and later in turns."""
@@ -183,24 +188,18 @@ class Scanner:
 
     def _fleet(self, entry: FleetSettings, name: str, group: Group) -> Fleet:
         oldest, members = group.oldest, group.members
-        held = frozenset(file for member in members for file in member.opens.held)
         live = Live(
             incarnation=f"{oldest.incarnation}:{digest(repr(sorted(group.env.items())))}",
-            started=oldest.incarnation.started_seconds,
+            started=min(member.span.earliest for member in members),
+            seen=max(member.span.latest for member in members),
             pids=frozenset(member.incarnation.pid for member in members),
-            opens=_holding(oldest.opens, held),
+            opens=oldest.opens,
             slurm=oldest.started.slurm,
             used=frozenset(address for member in members for address in member.used),
             refusal=oldest.started.refusal,
             told=tuple(_told(self._procfs, group)),
         )
         return _fleet(entry, name, group.env, live)
-
-
-def _holding(opens: Opens, held: frozenset[str]) -> Opens:
-    return Opens(
-        may=opens.may, unsure=opens.unsure, held=held, here=opens.here, filtered=opens.filtered, told=opens.told
-    )
 
 
 def _fleet(entry: FleetSettings, name: str, env: Mapping[str, str], live: Live) -> Fleet:
@@ -244,7 +243,7 @@ def _told(procfs: str, group: Group) -> Iterator[str]:
 
 
 def _within(lives: Iterable[Lives], most: int) -> Survey:
-    """As many fleets as there may be: those of one workload first, then the older before the younger. Of two with the
+    """As many fleets as there may be, the older before the younger, beside those of which nothing runs. Of two with the
     same name the one whose entry comes first in the settings is shown.
     """
     by_name: dict[str, Lives] = {}
@@ -252,9 +251,9 @@ def _within(lives: Iterable[Lives], most: int) -> Survey:
     for life in lives:
         count += 1
         by_name.setdefault(life.fleet.name, life)
-    ordered = sorted(by_name.values(), key=_age)
+    ordered = sorted((life for life in by_name.values() if life.programs), key=_age)
     shown = {life.fleet.name for life in ordered[:most]}
-    kept = tuple(life for life in by_name.values() if life.fleet.name in shown)
+    kept = tuple(life for life in by_name.values() if life.fleet.name in shown or not life.programs)
     return Survey(kept, count - len(kept))
 
 

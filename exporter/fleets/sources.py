@@ -181,7 +181,7 @@ class PidFiles:
         if before is not None and before[:2] == (status.st_ino, status.st_mtime_ns):
             return before
         age = max(0.0, time.time() - status.st_mtime)
-        if looked is not None and age > now - looked:
+        if looked is not None and age > (now - looked) * (1 + _CLOCKS_SHARE) + _TICK_SECONDS:
             age = 0.0  # the wall clock was set
         leeway = _CLOCKS_SECONDS + _CLOCKS_SHARE * age if looked is None else _TICK_SECONDS
         return _Version(status.st_ino, status.st_mtime_ns, now - age + leeway)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -72,9 +73,10 @@ class Watch:
         self._stopped.set()
         self._wake.set()
 
-    def fleets(self, using: Collection[int] = ()) -> tuple[Fleet, ...]:
+    def fleets(self, using: Mapping[int, float] = MappingProxyType({})) -> tuple[Fleet, ...]:
         """The fleets that live now. One whose programs have all ended since the last look is not among them, and the
-        next look is at once. Of a fleet's process numbers those are given that are among ``using`` and still its.
+        next look is at once. Of a fleet's process numbers those are given that are among ``using``, which has when each
+        was seen to use a device, where that was the program that is there now.
         """
         self._see_to_the_thread()
         return tuple(_used_by(life, self._using(life, using)) for life in self._survey.lives if self._lives(life))
@@ -88,16 +90,16 @@ class Watch:
         """Whether a program of it still runs. Where the oldest does not, the others are looked at anew, at once: what
         they are bound to is the inventory of the time when the oldest was started.
         """
-        for place, program in enumerate(life.programs):
+        for place, (program, _) in enumerate(life.programs):
             if processes.runs(self._procfs, program):
                 return True
             if place == 0:
                 self._wake.set()
         return not life.programs
 
-    def _using(self, life: Lives, using: Collection[int]) -> frozenset[int]:
-        """A number of a program that has ended may be somebody else's by now."""
-        there = (program for program in life.programs if program.pid in using)
+    def _using(self, life: Lives, using: Mapping[int, float]) -> frozenset[int]:
+        """A number of a program that has ended may be somebody else's by now, and was another's before."""
+        there = (program for program, seen in life.programs if using.get(program.pid, 0.0) >= seen)
         return frozenset(program.pid for program in there if processes.runs(self._procfs, program))
 
     def _look_in_a_thread(self) -> None:
