@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nvml import FakeNvml, equal_cards
-from tests.fleet_pages import CARDS, QUICK, Poller, cards, explain, fleets, masked
+from tests.fleet_pages import CARDS, QUICK, Poller, cards, explain, fleets, masked, refusal
 from tests.harness import Scrape, Start
 from tests.process_host import NVIDIA, ProcessHost, Program, control_group, nvidia_files, process_host
 
