@@ -412,3 +412,11 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
     os.mkfifo(tmp_path / name)
     assert stat.S_ISFIFO((tmp_path / name).stat().st_mode)
     assert Access(str(tmp_path), str(tmp_path / "sys")).of(7).may is None
+
+
+def test_a_gpus_file_that_is_a_link_is_not_known(host: Host) -> None:
+    """What it leads to may be a card that the process can open; links of other names mean nothing."""
+    script = "mkdir x; mknod -m 666 x/n c 195 2; mknod -m 666 nvidia1 c 195 1; ln -s"
+    for link, may in [("x/n nvidia0", None), ("x/n other", frozenset({"nvidia1"}))]:
+        with with_dev(f"{script} {link}") as pid:
+            assert host.of(pid).may == may

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from exporter.config import FleetSettings, ProcessPattern
+from exporter.fleets import Fleets
 from exporter.fleets.sources import PidFileError, PidFiles
 from exporter.fleets.watch import Watch
+from exporter.model import Fleet
+from exporter.probe import Prober
+from exporter.probing import Question
+from exporter.wire import DriverAnswer
 from tests.process_host import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -185,3 +191,63 @@ def test_a_pid_file_that_names_who_came_later(tmp_path: Path) -> None:
             assert named(files, path) == "was started after the file was written"
             second.kill()
         first.kill()
+
+
+def pids(watch: Watch, name: str, using: dict[int, float]) -> frozenset[int]:
+    """Those of a fleet's processes that count as using devices."""
+    (fleet,) = (fleet for fleet in watch.fleets(using) if fleet.name == name)
+    assert fleet.live is not None
+    return fleet.live.pids
+
+
+def test_a_use_counts_if_it_was_asked_for_after_the_program_was_seen(proc: Proc, watch: Watch) -> None:
+    """What used a device under that number before may have been another program, or another process."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    proc.add(10, "0")
+    watch.start()
+    after = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert pids(watch, "job-10", {10: after}) == {10}
+    assert pids(watch, "job-10", {10: before, 11: after}) == frozenset()
+    proc.add(10, "0", stack=6)
+    wait_for(lambda: "job-10" in masks(watch))
+    assert pids(watch, "job-10", {10: after}) == frozenset()
+    assert pids(watch, "job-10", {10: time.clock_gettime(time.CLOCK_BOOTTIME)}) == {10}
+
+
+def test_a_process_that_no_longer_matches_leaves_its_fleet(proc: Proc, watch: Watch) -> None:
+    """However long it has been in it, and whatever it runs now."""
+    proc.add(10, "0")
+    watch.start()
+    time.sleep(1.5)  # more looks than a young process has
+    assert masks(watch)["job-10"] == "0"
+    (proc.root / "10" / "cmdline").write_bytes(b"other\0")
+    wait_for(lambda: "job-10" not in masks(watch), within=1.0)
+
+
+def test_a_name_that_the_settings_have_is_theirs(proc: Proc, watch: Watch) -> None:
+    """The fleet of processes that would have it is counted among those that are left out."""
+    proc.add(10, "0")
+    proc.add(11, "1")
+    both = Fleets((Fleet(name="job-10", runtimes=("cuda",)),), watch)
+    both.start()
+    assert [(fleet.name, fleet.live is None) for fleet in both.now()] == [
+        ("job-10", True),
+        ("job-11", False),
+        ("one", False),
+    ]
+    assert both.left_out == 1
+
+
+def test_an_answer_of_no_use_is_asked_for_again_later() -> None:
+    """Not at once: the driver may need a while, and each question is a process."""
+    question = Question("cuda", (), frozenset())
+
+    async def wanted() -> dict[Question, DriverAnswer]:
+        prober = Prober({})
+        prober.answers[question] = DriverAnswer(library="libcuda.so.1")
+        prober.want([question])
+        prober.want([question])
+        await prober.answered(5.0)
+        return prober.answers
+
+    assert asyncio.run(wanted()) == {}
