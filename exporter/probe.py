@@ -98,7 +98,7 @@ class Prober:
             del self.answers[oldest]
         self.answers[question] = answer
         shown = len(answer.devices if answer.vulkan is None else answer.vulkan)
-        fields = {"runtime": question.runtime, "library": answer.library, "version": answer.version, "devices": shown}
+        fields = {"runtime": question.runtime, "library": answer.file, "version": answer.version, "devices": shown}
         log.info("driver asked", extra={"fields": fields | dict(question.env)})
 
     def _note_failure(self, question: Question, fault: str) -> None:

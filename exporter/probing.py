@@ -78,7 +78,7 @@ def answer_of(
 
 def _told(answer: DriverAnswer, question: Question, count: int) -> str:
     under = ", ".join(f"{name}='{value}'" for name, value in question.env) or "no mask"
-    return f"asked {answer.library} {answer.version} under {under}: it shows {count} devices"
+    return f"asked {answer.file} {answer.version} under {under}: it shows {count} devices"
 
 
 def _covers(keys: Sequence[DeviceKey], inventory: Inventory) -> bool:

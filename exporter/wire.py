@@ -62,13 +62,13 @@ class DriverDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class DriverAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a runtime's driver library shows under the environment of the process that asked it.
 
-    ``library`` is the file as it was named when it was loaded, ``version`` what it calls itself, each empty where that
+    ``file`` is the library as it was named when it was loaded, ``version`` what it calls itself, each empty where that
     is not known. ``devices`` are in the order of the runtime's ordinals. ``vulkan`` is the raw enumeration, for Vulkan,
     which has no ``devices``. ``fault`` is a sentence that says which library is missing, or which call answered what;
     with it there is neither.
     """
 
-    library: str = ""
+    file: str = ""
     version: str = ""
     devices: tuple[DriverDevice, ...] = ()
     vulkan: tuple[VulkanDevice, ...] | None = None

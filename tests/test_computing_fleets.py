@@ -117,9 +117,9 @@ def test_one_of_two_visible_cards_proves_nothing(following: Following, host: Pro
 
 def test_a_child_that_computes_counts_as_its_fleets(host: ProcessHost, nvml: FakeNvml, start: Start) -> None:
     """Every process of the unit with the same masks is the fleet's: one that computes elsewhere contradicts all."""
-    with control_group(f"system.slice/work{MINE}.service") as group:
+    with control_group(f"system.slice/unit{MINE}.service") as group:
         pids = [host.run(masked("1"), cgroup=group).pid for _ in range(3)]
-        settings = f"{QUICK}fleets: [{{name: unit, systemd_unit: work{MINE}}}]"
+        settings = f"{QUICK}fleets: [{{name: unit, systemd_unit: unit{MINE}}}]"
         nvml.write(EQUAL, lines=[f"process 1 {pids[0]}", f"process 1 {pids[2]}"])
         daemon = start(nvml.environment(), settings, [], host.within)
         daemon.scrape_until(lambda scrape: cards(scrape, "unit") == [SECOND])

@@ -133,7 +133,7 @@ def test_cuda_says_what_each_ordinal_is(nvidia: Nvidia) -> None:
         DriverDevice(pci_bus_id="0000:17:00.0", uuid=f"GPU-{UUIDS[1]}", name=L40S),
     )
     answer = asked("cuda", fake)
-    assert answer == DriverAnswer(library="libcuda.so.1", version="12.8", devices=(first, second))
+    assert answer == DriverAnswer(file="libcuda.so.1", version="12.8", devices=(first, second))
     assert asked("cuda", fake, CUDA_VISIBLE_DEVICES="1,0").devices == (second, first)
     assert asked("cuda", fake, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="0").devices == (second,)
     assert not cuda.FORBIDDEN & set(fake.record())
@@ -170,7 +170,7 @@ def test_no_cuda_device_is_an_answer(nvidia: Nvidia) -> None:
     fake = nvidia()
     fake.write(CARDS)
     for mask in ("", "-1", "9"):
-        assert asked("cuda", fake, CUDA_VISIBLE_DEVICES=mask) == DriverAnswer(library="libcuda.so.1")
+        assert asked("cuda", fake, CUDA_VISIBLE_DEVICES=mask) == DriverAnswer(file="libcuda.so.1")
     fake.remove()
     assert asked("cuda", fake).fault == ""
 
@@ -220,7 +220,7 @@ def test_cuda_without_what_may_be_missing_answers(nvidia: Nvidia) -> None:
     fake = nvidia(*missing)
     fake.write(CARDS[:1])
     uuid = f"GPU-{UUIDS[4]}"
-    assert asked("cuda", fake) == DriverAnswer(library="libcuda.so.1", devices=(DriverDevice(uuid=uuid),))
+    assert asked("cuda", fake) == DriverAnswer(file="libcuda.so.1", devices=(DriverDevice(uuid=uuid),))
     fake.write(CARDS, lines=["fault cuInit 999"])
     assert refused(asked("cuda", fake)) == "cuInit answered 999"
 
@@ -246,7 +246,7 @@ def test_hip_says_what_each_ordinal_is(amd: Amd) -> None:
         DriverDevice(pci_bus_id="0000:c3:00.0", uuid="GPU-abcdef0123456789", name="Radeon 1"),
         DriverDevice(pci_bus_id="0000:03:00.0", name="Radeon 2"),
     )
-    assert asked("rocm", fake) == DriverAnswer(library="libamdhip64.so", version="6.3.42134", devices=(first, second))
+    assert asked("rocm", fake) == DriverAnswer(file="libamdhip64.so", version="6.3.42134", devices=(first, second))
     assert asked("rocm", fake, HIP_VISIBLE_DEVICES="1,0").devices == (second, first)
     assert asked("rocm", fake, ROCR_VISIBLE_DEVICES="1", HIP_VISIBLE_DEVICES="0").devices == (second,)
     assert not amdhip64.FORBIDDEN & set(fake.record())
@@ -257,7 +257,7 @@ def test_hip_is_found_by_its_numbered_names(tmp_path: Path) -> None:
     fake = amdhip64.FakeHip(tmp_path, amdhip64.build_or_skip(tmp_path / "numbered"))
     fake.write(RADEONS)
     fake.shared_object.with_name(amdhip64.LINK).unlink()
-    assert asked("rocm", fake).library == "libamdhip64.so.6"
+    assert asked("rocm", fake).file == "libamdhip64.so.6"
 
 
 def test_no_hip_device_is_an_answer_only_if_rocr_started(amd: Amd, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_no_hip_device_is_an_answer_only_if_rocr_started(amd: Amd, tmp_path: Pat
     alone = run("rocm", {**fake.environment(), **hidden})
     assert "hipErrorNoDevice (100), as it also does where ROCr" in refused(decode_driver_line(alone.stdout))
     started = run("rocm", {**with_rocr(fake, tmp_path, 0), **hidden})
-    assert decode_driver_line(started.stdout) == DriverAnswer(library="libamdhip64.so", version="6.3.42134")
+    assert decode_driver_line(started.stdout) == DriverAnswer(file="libamdhip64.so", version="6.3.42134")
     failed = run("rocm", {**with_rocr(fake, tmp_path, 0x1008), **hidden})
     assert refused(decode_driver_line(failed.stdout)).endswith("ROCr has not started: hsa_init answered 0x1008")
 
@@ -295,7 +295,7 @@ def test_hip_without_symbols(amd: Amd) -> None:
     fake = amd("hipDeviceGetUuid", "hipDeviceGetName", "hipRuntimeGetVersion", "hipGetErrorName")
     fake.write(RADEONS[:1])
     only = DriverDevice(pci_bus_id="0000:c3:00.0")
-    assert asked("rocm", fake) == DriverAnswer(library="libamdhip64.so", devices=(only,))
+    assert asked("rocm", fake) == DriverAnswer(file="libamdhip64.so", devices=(only,))
     fake = amd("hipGetDeviceCount")
     fake.write(RADEONS)
     assert refused(asked("rocm", fake)) == "libamdhip64.so has no symbol hipGetDeviceCount"
@@ -310,7 +310,7 @@ def test_level_zero_says_what_each_ordinal_is(intel: Intel) -> None:
     fake.write([ze_driver.Gpu(bdf=ARC, name="Arc A770", rank=1), ze_driver.Gpu(bdf=MAX, name="Arc B580", rank=2)])
     devices = (DriverDevice(pci_bus_id=MAX, name="Arc B580"), DriverDevice(pci_bus_id=ARC, name="Arc A770"))
     answer = asked("level_zero", fake)
-    assert answer == DriverAnswer(library="libze_loader.so.1", version="1.13", devices=devices)
+    assert answer == DriverAnswer(file="libze_loader.so.1", version="1.13", devices=devices)
     assert addresses(asked("level_zero", fake, ZE_AFFINITY_MASK="0")) == [ARC]
     assert {"zeInit", "zeInitDrivers"} <= set(fake.record())
     assert not ze_driver.REFUSED_CALLS & set(fake.record())
@@ -425,7 +425,7 @@ def test_vulkan_says_what_it_enumerates(khronos: Khronos) -> None:
     fake.write([SOFTWARE, RADV, NVIDIA_VK], layer=False)
     uuid = "17000000" + "0" * 24
     answer = asked("vulkan", fake)
-    assert (answer.library, answer.version, answer.devices, answer.fault) == ("libvulkan.so.1", "1.3.0", (), "")
+    assert (answer.file, answer.version, answer.devices, answer.fault) == ("libvulkan.so.1", "1.3.0", (), "")
     assert answer.vulkan is not None
     assert [(entry.name, entry.pci_bus_id) for entry in answer.vulkan] == [
         (L40S, "0000:17:00.0"),
@@ -558,7 +558,7 @@ def test_what_a_library_prints_or_leaves_behind_is_no_ones(tmp_path: Path) -> No
         """,
     )
     ended = run("cuda", environment)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b'{"library":"libcuda.so.1","version":"13.0"}\n', b"")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b'{"file":"libcuda.so.1","version":"13.0"}\n', b"")
 
 
 @pytest.mark.parametrize("count", [-1, 2**31 - 1])

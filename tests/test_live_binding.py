@@ -302,7 +302,7 @@ def answers_for(
     """The cards' letters by whether the question has a mask."""
     return {
         question: DriverAnswer(
-            library="libcuda.so.1",
+            file="libcuda.so.1",
             version="12080",
             devices=tuple(
                 DriverDevice(pci_bus_id=card(letter).pci_bus_id, uuid=card(letter).uuid)

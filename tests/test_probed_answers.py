@@ -34,7 +34,7 @@ def up(devices: Sequence[Device]) -> VendorOutcome:
 def shows(letters: str) -> DriverAnswer:
     """A driver that has these cards, in this order."""
     found = (DriverDevice(pci_bus_id=card(letter).pci_bus_id, uuid=card(letter).uuid) for letter in letters)
-    return DriverAnswer(library="libcuda.so.1", version="12.8", devices=tuple(found))
+    return DriverAnswer(file="libcuda.so.1", version="12.8", devices=tuple(found))
 
 
 def fleet(mask: str | None, *, ordered: bool = False) -> Fleet:

@@ -244,7 +244,7 @@ def test_an_answer_of_no_use_is_asked_for_again_later() -> None:
 
     async def wanted() -> dict[Question, DriverAnswer]:
         prober = Prober({})
-        prober.answers[question] = DriverAnswer(library="libcuda.so.1")
+        prober.answers[question] = DriverAnswer(file="libcuda.so.1")
         prober.want([question])
         prober.want([question])
         await prober.answered(5.0)

@@ -68,7 +68,7 @@ class Library:
             found = tuple(devices(self))
         except Refused as refused:
             fault = str(refused)
-        return DriverAnswer(library=self.name, version=version(self), devices=found, fault=fault)
+        return DriverAnswer(file=self.name, version=version(self), devices=found, fault=fault)
 
 
 def _first(names: Sequence[str]) -> tuple[str, ctypes.CDLL]:

@@ -102,7 +102,7 @@ def ask() -> DriverAnswer:
     fault = newer.fault or older.fault
     if not fault and newer.devices != older.devices:
         fault = "zeInit and zeInitDrivers answered with different devices, or with the same in another order"
-    return DriverAnswer(library=ze.name, version=newer.version, devices=() if fault else newer.devices, fault=fault)
+    return DriverAnswer(file=ze.name, version=newer.version, devices=() if fault else newer.devices, fault=fault)
 
 
 def _named(_: Library, code: int) -> str:
@@ -123,7 +123,7 @@ def _answer(ze: Library, drivers: Callable[[Library], Sequence[int]]) -> DriverA
         found = tuple(device for handle in handles for device in _devices(ze, handle))
     except Refused as refused:
         fault = str(refused)
-    return DriverAnswer(library=ze.name, version=version, devices=found, fault=fault)
+    return DriverAnswer(file=ze.name, version=version, devices=found, fault=fault)
 
 
 def _by_init(ze: Library) -> list[int]:

@@ -140,7 +140,7 @@ def ask() -> DriverAnswer:
         found = tuple(_enumerated(vulkan))
     except Refused as refused:
         fault = str(refused)
-    return DriverAnswer(library=vulkan.name, version=version, vulkan=found, fault=fault)
+    return DriverAnswer(file=vulkan.name, version=version, vulkan=found, fault=fault)
 
 
 def _named(_: Library, code: int) -> str:
