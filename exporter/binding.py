@@ -31,7 +31,7 @@ from exporter.model import (
     VendorOutcome,
     VendorSample,
 )
-from exporter.probing import Answers, Question, answer_of, questions
+from exporter.probing import Answers, Question, answer_of, questions, unanswered
 from exporter.reach import Reach, reaches
 
 Outcome = Inversion | Refusal
@@ -127,10 +127,10 @@ class _Binder:
         follows from the masks is held against the driver's once that is known.
         """
         live = fleet.live
-        samples = now if live is None else [as_of(live.started, live.seen, sample, self.epochs) for sample in now]
+        samples = now if live is None else [as_of(live.spans, sample, self.epochs) for sample in now]
         uuids = {device.key: device.uuid for sample in samples for device in sample.devices}
         same = before is not None and _are_those(uuids, before.uuids)
-        if live is not None and not same:
+        if live is not None and before is not None and uuids.keys() != before.uuids.keys():
             before = None  # a program has joined the fleet that numbers other devices
         if before is not None and (before.final or not same):
             return before
@@ -159,8 +159,7 @@ class _Binder:
         if answer is not None:
             return _combined(outcome, answer), True
         if not _is_certain(outcome) and not self._sleeping:
-            # What was answered, and names not every card, is asked again.
-            self.questions.update([each for each in asked if each not in self._known.answers] or asked)
+            self.questions.update(unanswered(asked, self._known.answers, inventory))
         return outcome, False
 
 

@@ -78,6 +78,7 @@ class Host:
             sysfs=self._options.sysfs,
             most=settings.mapping.max_fleets,
             scan_seconds=settings.sampling.scan_seconds,
+            before=self._fleets.watch,
         )
 
     def _configure(self, settings: Settings, watched: fleets.Fleets) -> tuple[Source, ...]:

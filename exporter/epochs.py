@@ -44,16 +44,28 @@ def _devices(sample: VendorSample) -> tuple[bool, frozenset[object]]:
     return sample.whole, frozenset(device.key for device in sample.devices)
 
 
-def as_of(earliest: float, latest: float, now: VendorSample, epochs: Epochs) -> VendorSample:
-    """The vendor's devices when a program was started, which was between these times. What was before the first cycle
-    counts as what that saw. Where they changed meanwhile, or while nobody looked, the inventory is not known to be
-    whole.
+def as_of(spans: Iterable[tuple[float, float]], now: VendorSample, epochs: Epochs) -> VendorSample:
+    """The vendor's devices when programs were started, each of them somewhen in one of these spans. What was before the
+    first cycle counts as what that saw. Where they were not the same for all, or changed in a span, or nobody looked,
+    the inventory is not known to be whole.
     """
     known = epochs.get(now.vendor, ())
+    if len(known) <= 1:
+        return now
     last = len(known) - 1
-    first_at = next((place for place, epoch in enumerate(known) if earliest <= epoch.last), last)
-    at = next((place for place, epoch in enumerate(known) if latest <= epoch.last), last)
+    places = {_place(span, known) for span in spans}
+    there = [place for place in places if place is not None]
+    at = max(there, default=last)
     sample = now if at == last else known[at].sample
-    if at <= 0 or (first_at == at and earliest >= known[at].first and len(known) < _MOST):
-        return sample
-    return msgspec.structs.replace(sample, whole=False)
+    same = len({_devices(known[place].sample) for place in there}) == 1
+    return sample if same and None not in places else msgspec.structs.replace(sample, whole=False)
+
+
+def _place(span: tuple[float, float], known: tuple[Epoch, ...]) -> int | None:
+    """The epoch in which all of a span lies."""
+    first, at = (next((n for n, epoch in enumerate(known) if time <= epoch.last), len(known) - 1) for time in span)
+    if first != at:
+        return None
+    forgotten = len(known) >= _MOST  # then the oldest known is not the first
+    begins = span[0] >= known[at].first or (at == 0 and not forgotten)
+    return at if begins else None

@@ -268,7 +268,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of a fleet's processes, all of which have the same masks.
 
     ``incarnation`` names the oldest of them as it runs now: another program in it, or another process of its number,
-    has another. Between ``started`` and ``seen`` all of them were started, in seconds of CLOCK_BOOTTIME; a process may
+    has another. ``spans`` are between which times each of them was started, in seconds of CLOCK_BOOTTIME; a process may
     have run another program before. ``pids`` are those of them that count where it is told which processes compute on a
     device. ``slurm``
     has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI addresses of cards that
@@ -277,8 +277,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     incarnation: str
-    started: float
-    seen: float = 0.0
+    spans: frozenset[tuple[float, float]]
     pids: frozenset[int]
     opens: Opens | None = None
     slurm: str | None = None

@@ -93,7 +93,6 @@ class Prober:
                 self._note_answer(question, answer)
 
     def _note_answer(self, question: Question, answer: DriverAnswer) -> None:
-        self._failed.pop(question, None)
         for oldest in list(self.answers)[: max(0, len(self.answers) - _MOST_ANSWERS + 1)]:
             del self.answers[oldest]
         self.answers[question] = answer

@@ -60,6 +60,15 @@ def questions(
     return (masked,) if masked == free else (masked, free)
 
 
+def unanswered(asked: Sequence[Question], answers: Answers, inventory: Inventory) -> Sequence[Question]:
+    """What of it is to be asked: what was not, else what was answered to no use."""
+    missing = [question for question in asked if question not in answers]
+    if missing or not asked or RUNTIMES[asked[0].runtime].joint:
+        return missing or asked
+    free = _named(answers[asked[-1]].devices, inventory)
+    return asked if free is None or not _covers(free, inventory) else asked[:1]
+
+
 def answer_of(
     asked: Sequence[Question], answers: Answers, env: Mapping[str, str], inventory: Inventory, context: Context
 ) -> Inversion | None:

@@ -182,12 +182,12 @@ def test_programs_on_a_control_group_or_above_are_a_filter(tmp_path: Path, unifi
 
 def test_a_containers_dev_has_what_its_filter_lets_through(host: Host, unified: Path) -> None:
     """A known runtime makes both; a batch system's filter comes on top, and others may combine them as they like."""
-    with with_dev(CARDS) as pid, group(unified / f"docker-test-{pid}") as folder, program_on(folder):
+    with with_dev(CARDS) as pid, group(unified / f"docker-{pid:012x}.scope") as folder, program_on(folder):
         put(folder, pid)
         opens = host.of(pid)
         assert opens.filtered is False
         assert "is a container's own" in told(opens)
-    for name in ("slurm-test", "lxc-test"):
+    for name in ("slurm-test", "lxc-test", "docker-gc"):
         with with_dev(CARDS) as pid, group(unified / f"{name}-{pid}") as folder, program_on(folder):
             put(folder, pid)
             assert host.of(pid).filtered is True

@@ -47,8 +47,10 @@ MIXED = filed((card("a", name="NVIDIA A10"), *cards("bcd")))
 def live(mask: str | None = None, *, order: bool = True, **changes: Any) -> Fleet:
     """A fleet of one process with that mask, which can open everything."""
     env = (PCI_ORDER if order else {}) | ({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
-    seen: dict[str, Any] = {"incarnation": "7:1", "started": 85.0, "pids": frozenset({7}), "opens": WHOLE} | changes
-    return Fleet(name="chat", runtimes=("cuda",), env=env, live=Live(**{"seen": seen["started"]} | seen))
+    started = changes.pop("started", 85.0)
+    spans = frozenset({(started, changes.pop("seen", started))})
+    seen: dict[str, Any] = {"incarnation": "7:1", "spans": spans, "pids": frozenset({7}), "opens": WHOLE}
+    return Fleet(name="chat", runtimes=("cuda",), env=env, live=Live(**seen | changes))
 
 
 class Binding:
@@ -223,8 +225,28 @@ def test_a_program_that_joins_after_a_card_came() -> None:
     binding = Binding().see(live(), up(FOUR[1:]))
     assert binding.letters == "bcd"
     binding.see(live(), up(FOUR))
-    assert binding.see(live(seen=115.0), up(FOUR)).letters == "inventory-incomplete"
+    both = live(spans=frozenset({(85.0, 85.0), (105.0, 110.0)}))
+    assert binding.see(both, up(FOUR)).letters == "inventory-incomplete"
     assert binding.see(live(started=105.0, seen=115.0, incarnation="8:1"), up(FOUR)).letters == "abcd"
+
+
+def test_cards_that_left_and_came_back_between_two_starts() -> None:
+    """Both programs number the same devices, whatever there was in between."""
+    binding = Binding().see(live(), up(FOUR)).see(live(), up(FOUR[1:])).see(live(), up(FOUR))
+    both = live(spans=frozenset({(85.0, 85.0), (112.0, 115.0)}))
+    assert binding.see(both, up(FOUR)).letters == "abcd"
+    across = live(spans=frozenset({(85.0, 85.0), (95.0, 115.0)}), incarnation="9:1")
+    assert binding.see(across, up(FOUR)).letters == "inventory-incomplete"
+
+
+def test_very_many_changes() -> None:
+    """What was long ago is forgotten, and then not known to be whole; what is now is."""
+    binding = Binding()
+    for _ in range(80):
+        binding.see(None, up(FOUR[1:])).see(None, up(FOUR))
+    now = binding.now - 10.0
+    assert binding.see(live(started=now), up(FOUR)).letters == "abcd"
+    assert binding.see(live(incarnation="8:1"), up(FOUR)).letters == "inventory-incomplete"
 
 
 def test_a_process_older_than_the_exporter() -> None:

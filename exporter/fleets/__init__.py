@@ -71,6 +71,11 @@ class Fleets:
         self._hidden = len(found) - len(shown)
         return (*self._stated, *shown)
 
+    @property
+    def watch(self) -> Watch | None:
+        """What follows the processes."""
+        return self._watch
+
     def start(self) -> None:
         """Look for processes from now on; returns after the first look."""
         if self._watch is not None:

@@ -21,7 +21,7 @@ READ, WRITE, SEARCH = 4, 2, 1
 _SUBFOLDERS = ("dri", "nvidia-caps")
 _MOST_ENTRIES = 16384
 # What a link of such a name leads to may well be a GPU's file.
-_GPU_NAME = re.compile(r"(?:nvidia|renderD|kfd)")
+_GPU_NAME = re.compile(r"(?:nvidia[0-9]+|renderD[0-9]+|kfd)$")
 _INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # include/uapi/linux/capability.h
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2

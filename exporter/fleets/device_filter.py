@@ -22,7 +22,8 @@ from exporter.fleets.unit_policy import UnitPolicies
 _FIRST_NAMESPACE = "cgroup:[4026531835]"  # the kernel's PROC_CGROUP_INIT_INO
 _MOST_BYTES = 65536
 # Names of what makes containers, in the paths of their control groups. Others may combine a /dev and a filter freely.
-_RUNTIME = re.compile(r"docker|podman|libpod|containerd|crio|kubepods|buildkit")
+_RUNTIME = re.compile(r"(?:docker|libpod|nerdctl|crio|containerd)[-/][0-9a-f]{12}|kubepods|/[0-9a-f]{64}(?:/|$)")
+_SLURM_JOB = re.compile(r"/slurm[^/]*/uid_[0-9]+/job_[0-9]+")
 _RULE = re.compile(rb"(?:a|c) (\*|[0-9]{1,7}):(\*|[0-9]{1,7}) ([rwm]{1,3})")
 # include/uapi/linux/bpf.h
 _BPF_PROG_QUERY, _BPF_CGROUP_DEVICE, _BPF_F_QUERY_EFFECTIVE = 16, 6, 1
@@ -117,7 +118,7 @@ class Filters:
         if rules is not None:
             return Filter(False, rules, (f"device filter: devices.list of {_shown(path)}",))
         # A list that lets all through does not show what was taken from it, so it tells nothing.
-        if "slurm" in path:  # which has groups of this controller only where it constrains jobs to their devices
+        if _SLURM_JOB.search(path):  # it has groups of this controller only where it constrains jobs to their devices
             return Filter(True, told=(f"a device filter (Slurm's) on {_shown(path)}",))
         return self._by_systemd(path, folder)
 

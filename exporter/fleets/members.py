@@ -12,12 +12,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from exporter.fleet_names import digest
 from exporter.fleets import environment, processes
 from exporter.fleets.environment import SLURM, OverwrittenError
 from exporter.fleets.processes import Incarnation, Stat
 from exporter.masks import RUNTIMES
 from exporter.model import Opens, Refusal
+
+# A process may be missing from a look: its pid file is just being written, or a file of it cannot be read.
+_REMEMBERED_SECONDS = 60.0
 
 
 class Started(NamedTuple):
@@ -80,7 +85,13 @@ class Registry:
     def __init__(self, procfs: str) -> None:
         self._procfs = procfs
         self._known: dict[Incarnation, tuple[Started, Span]] = {}
-        self._last: dict[int, tuple[int, float]] = {}
+        self._last: dict[int, tuple[Incarnation, float]] = {}
+
+    def copy(self) -> Registry:
+        """One that goes on from here, in another thread."""
+        other = Registry(self._procfs)
+        other._known, other._last = dict(self._known), dict(self._last)
+        return other
 
     def of(
         self, process: Stat, otherwise: Started | None = None, *, again: bool = False
@@ -96,15 +107,20 @@ class Registry:
         if known is None or again:
             found = self._read(process)
             if found is not None and (known is None or (found.refusal is None and found != known[0])):
-                known = self._known[process.incarnation] = (found, self._span(process.incarnation))
+                could_not = known is not None and known[0].refusal is not None
+                span = known[1] if known is not None and could_not else self._span(process.incarnation)
+                known = self._known[process.incarnation] = (found, span)
         if known is not None:
-            self._last[process.incarnation.pid] = (process.incarnation.started, _now())
+            self._last[process.incarnation.pid] = (process.incarnation, _now())
         return known
 
     def _span(self, incarnation: Incarnation) -> Span:
-        """From when it may have been started: since the process was, or since it was last seen to run another."""
-        started, last = self._last.get(incarnation.pid, (0, 0.0))
-        return Span(last if started == incarnation.started else incarnation.started_seconds, _now())
+        """From when it may have been started: since the process was, or since it was last seen to run another. One that
+        could not be looked into may have been this one.
+        """
+        before, last = self._last.get(incarnation.pid, (incarnation, 0.0))
+        is_next = before.started == incarnation.started and before.environment and last
+        return Span(last if is_next else incarnation.started_seconds, _now())
 
     def _read(self, process: Stat) -> Started | None:
         incarnation = process.incarnation
@@ -120,10 +136,12 @@ class Registry:
         return found
 
     def keep(self, incarnations: Iterable[Incarnation]) -> None:
-        """Forget all others."""
-        self._known = {each: self._known[each] for each in incarnations if each in self._known}
-        pids = {incarnation.pid for incarnation in self._known}
-        self._last = {pid: last for pid, last in self._last.items() if pid in pids}
+        """Forget all others, but those that were there a while ago."""
+        wanted, since = set(incarnations), _now() - _REMEMBERED_SECONDS
+        last = {pid: each for pid, each in list(self._last.items()) if each[0] in wanted or each[1] > since}
+        recent = wanted | {incarnation for incarnation, _ in last.values()}
+        self._known = {each: found for each, found in list(self._known.items()) if each in recent}
+        self._last = last
 
 
 def counted(members: Sequence[Member], runtimes: Sequence[str], *, one_workload: bool) -> list[Member]:
@@ -150,6 +168,12 @@ class Group(NamedTuple):
         """The member that was started first."""
         return min(self.members, key=lambda member: (member.incarnation.started, member.incarnation.pid))
 
+    @property
+    def opens(self) -> Opens:
+        """What each of them can open; what one has open proves nothing for another."""
+        held = frozenset.intersection(*(member.opens.held for member in self.members))
+        return replace(self.oldest.opens, held=held)
+
 
 def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Group]:
     """The groups of members by the ending of their fleet's name: none where there is one group, else ``/`` and eight
@@ -170,8 +194,6 @@ def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Grou
 def _told_apart_by(env: Mapping[str, str], member: Member) -> str:
     opens, refusal = member.opens, member.started.refusal
     files = None if opens.may is None else sorted(opens.may)
-    # What is open counts where it is not known, or denied, that it can be opened.
-    held = sorted(opens.held if opens.filtered is not False else opens.held - (opens.may or frozenset()))
     code = "" if refusal is None else refusal.code
-    told = (member.started.slurm, files, sorted(opens.unsure), opens.filtered, opens.here, held, code)
+    told = (member.started.slurm, files, sorted(opens.unsure), opens.filtered, opens.here, code)
     return repr((sorted(env.items()), *told))

@@ -21,6 +21,8 @@ from exporter.model import Fleet, Live, Opens, Refusal
 _MOST_TOLD = 5
 # So many members are looked at in each scan, a third of a millisecond each; more in turns, once they are not young.
 _FEW = 300
+# A process may have hung for a moment, as when it fills a large piece of memory.
+_FORGIVEN_SCANS = 60
 _HANGS = Started({}, Refusal("process-hangs", "the kernel does not answer what is asked of its memory"))
 
 Pids = Mapping[str, Sequence[int]]
@@ -70,13 +72,16 @@ class Scanner:
         procfs: str,
         sysfs: str,
         most: int,
+        *,
         busy: Callable[[int | None], None] = lambda pid: None,
+        registry: Registry | None = None,
     ) -> None:
+        """``registry`` is what is known of programs already."""
         self.hanging: set[int] = set()
         self._entries, self._procfs, self._most, self._busy = tuple(entries), procfs, most, busy
         self._sources = {place: found for place, each in enumerate(entries) if (found := sources.source_of(each))}
         self._table = Table(procfs, self._look)
-        self._registry = Registry(procfs)
+        self.registry = registry or Registry(procfs)
         self._pid_files = PidFiles(procfs)
         self._access = Access(procfs, sysfs)
         self._observed: dict[Incarnation, _Observed] = {}
@@ -85,6 +90,8 @@ class Scanner:
     def scan(self) -> Survey:
         """One look at all processes. Raises ``OSError`` where the host's processes cannot be listed."""
         self._scan += 1
+        if self._scan % _FORGIVEN_SCANS == 0:
+            self.hanging.clear()
         self._access.refresh()
         listed = self._listed() if self._sources else {}
         members: dict[int, Member | None] = {}
@@ -92,7 +99,7 @@ class Scanner:
         for place, entry in enumerate(self._entries):
             lives += self._lives_of(entry, listed.get(place, {}), members)
         programs = {member.incarnation for member in members.values() if member is not None}
-        self._registry.keep(programs)
+        self.registry.keep(programs)
         self._few = len(programs) <= _FEW
         self._observed = {program: seen for program, seen in self._observed.items() if program in programs}
         self._busy(None)
@@ -171,7 +178,7 @@ class Scanner:
             self._busy(pid)
         before = self._observed.get(found.incarnation)
         again = before is None or self._few or processes.is_due(before.scans, pid, self._scan)
-        program = self._registry.of(found, _HANGS if hangs else None, again=again)
+        program = self.registry.of(found, _HANGS if hangs else None, again=again)
         if program is None:
             return None
         seen = _UNSEEN if hangs else self._observe(found.incarnation) if again or before is None else before
@@ -190,10 +197,9 @@ class Scanner:
         oldest, members = group.oldest, group.members
         live = Live(
             incarnation=f"{oldest.incarnation}:{digest(repr(sorted(group.env.items())))}",
-            started=min(member.span.earliest for member in members),
-            seen=max(member.span.latest for member in members),
+            spans=frozenset((member.span.earliest, member.span.latest) for member in members),
             pids=frozenset(member.incarnation.pid for member in members),
-            opens=oldest.opens,
+            opens=group.opens,
             slurm=oldest.started.slurm,
             used=frozenset(address for member in members for address in member.used),
             refusal=oldest.started.refusal,
@@ -213,7 +219,7 @@ def runtimes_of(entry: FleetSettings) -> tuple[str, ...]:
 
 
 def _gone(entry: FleetSettings, why: str) -> Lives:
-    live = Live(incarnation="", started=0.0, pids=frozenset(), refusal=Refusal("process-gone", why))
+    live = Live(incarnation="", spans=frozenset(), pids=frozenset(), refusal=Refusal("process-gone", why))
     return Lives(_fleet(entry, entry.name, {}, live))
 
 
@@ -257,5 +263,5 @@ def _within(lives: Iterable[Lives], most: int) -> Survey:
     return Survey(kept, count - len(kept))
 
 
-def _age(life: Lives) -> tuple[float, str]:
-    return (life.fleet.live.started if life.fleet.live else 0.0, life.fleet.name)
+def _age(life: Lives) -> tuple[int, str]:
+    return (min((program.started for program, _ in life.programs), default=0), life.fleet.name)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from exporter.config import SOURCES, FleetSettings
 from exporter.fleets import processes
+from exporter.fleets.members import Registry
 from exporter.fleets.scanner import Lives, Scanner, Survey
 from exporter.model import Fleet
 
@@ -50,9 +51,13 @@ class Watch:
         sysfs: str,
         most: int,
         scan_seconds: float,
+        before: Watch | None = None,
     ) -> None:
+        """``before`` is the watch of earlier settings: when it saw a program first is when that was seen first."""
         self._procfs, self._scan_seconds = procfs, scan_seconds
-        self._scanner = Scanner(entries, procfs, sysfs, most, self._busy)
+        registry = None if before is None else before.registry.copy()
+        self._scanner = Scanner(entries, procfs, sysfs, most, busy=self._busy, registry=registry)
+        self._left_behind = 0
         self._survey = Survey()
         self._lock = threading.Lock()
         self._wake, self._first, self._stopped = threading.Event(), threading.Event(), threading.Event()
@@ -67,6 +72,11 @@ class Watch:
         until = time.monotonic() + _FIRST_SCAN_SECONDS
         while not self._first.wait(0.05) and time.monotonic() < until:
             self._see_to_the_thread()
+
+    @property
+    def registry(self) -> Registry:
+        """What is known of programs."""
+        return self._scanner.registry
 
     def stop(self) -> None:
         """Look no more; what the thread is at is not waited for."""
@@ -113,10 +123,11 @@ class Watch:
             busy, now = self._busy_with, time.monotonic()
             hangs = busy is not None and now - busy[1] > _HANGS_AFTER_SECONDS
             died = self._thread is not None and not self._thread.is_alive() and now - self._begun > _HANGS_AFTER_SECONDS
-            if self._stopped.is_set() or not (hangs or died) or len(self._scanner.hanging) >= _MOST_HANGING:
+            if self._stopped.is_set() or not (hangs or died) or self._left_behind >= _MOST_HANGING:
                 return
             if busy is not None:
                 self._scanner.hanging.add(busy[0])
+                self._left_behind += 1
             self._busy_with = None
             self._look_in_a_thread()
         log.warning("process hangs" if hangs else "look failed", extra={"fields": {"pid": busy[0] if busy else None}})
