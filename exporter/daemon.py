@@ -93,7 +93,7 @@ class Host:
     def _source(self, vendor: str, library: str | None) -> Source:
         """The source that serves already, unless the settings name another library, or it does without one by now."""
         known = self._sources.get(vendor)
-        if known is not None and known.library_path == library and not known.supervisor.cautious:
+        if known is not None and known.shared_object == library and not known.supervisor.cautious:
             return known
         return Source(vendor, self._options.sysfs, self._options.procfs, library)
 

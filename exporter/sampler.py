@@ -32,7 +32,7 @@ class Source:
     """One vendor's worker, and whether the vendor is sure to be on this host: named, or seen on the PCI bus."""
 
     def __init__(self, vendor: str, sysfs: str, procfs: str, library: str | None = None) -> None:
-        self.vendor, self.library_path = vendor, library
+        self.vendor, self.shared_object = vendor, library
         self.named = False
         self._sysfs = sysfs
         self._on_bus = False

@@ -362,7 +362,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("vendor", choices=sorted(backends.BACKENDS))
     parser.add_argument("--path.sysfs", dest="sysfs", default="/sys")
     parser.add_argument("--path.procfs", dest="procfs", default="/proc")
-    parser.add_argument("--library", dest="library_path", metavar="FILE")
+    parser.add_argument("--library", dest="shared_object", metavar="FILE")
     parser.add_argument("--cautious", action="store_true")
     options = parser.parse_args(arguments)
     end_with_the_parent()
@@ -371,7 +371,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     status = 0
     try:
         with socket.socket(fileno=os.dup(0)) as parent:
-            places = Places(options.sysfs, options.procfs, options.library_path, cautious=options.cautious)
+            places = Places(options.sysfs, options.procfs, options.shared_object, cautious=options.cautious)
             serve(backends.create(options.vendor, places), parent)
     except OSError:  # the parent went away while being answered
         status = 1

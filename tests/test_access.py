@@ -101,6 +101,11 @@ def with_dev(script: str, *, user: int | None = None, before: str = "") -> Itera
         yield pid
 
 
+def dev_of(pid: int) -> Path:
+    """A process's own /dev, from outside."""
+    return Path("/proc", str(pid), "root", "dev")
+
+
 def told(opens: Opens) -> str:
     return "; ".join(opens.told)
 
@@ -118,7 +123,7 @@ def test_files_go_by_their_numbers_wherever_they_lie(host: Host) -> None:
         opens = host.of(pid)
     assert opens.may == frozenset({"nvidia0", "nvidia1", "renderD129", "kfd"})
     assert (opens.unsure, opens.held, opens.here) == (frozenset(), frozenset(), False)
-    assert f"{host.proc}/{pid}/root/dev has kfd, nvidia0, nvidia1, renderD129" in opens.told
+    assert f"/dev under {host.proc}/{pid}/root has kfd, nvidia0, nvidia1, renderD129" in opens.told
     assert f"{host.proc}/{pid}/fd has no GPU file open" in opens.told
 
 
@@ -160,14 +165,14 @@ def test_nobody_opens_devices_of_a_file_system_mounted_without(host: Host) -> No
 
 
 @pytest.mark.parametrize(
-    "script", ["mkdir /dev/real; ln -s /dev/real dri", "ln -s /proc/1/root/dev/pts dri", "touch dri"], ids=str
+    "script", ["mkdir /dev/real; ln -s /dev/real dri", "ln -s /sys/class/drm dri", "touch dri"], ids=str
 )
 def test_no_link_in_a_dev_is_followed(host: Host, script: str) -> None:
     """A folder that is something else may hide cards, or lead out: then it is not known what the process can open."""
     with with_dev(f"mknod -m 666 nvidia0 c 195 0; {script}") as pid:
         opens = host.of(pid)
     assert opens.may is None
-    assert f"{host.proc}/{pid}/root/dev: Not a directory" in opens.told
+    assert f"/dev under {host.proc}/{pid}/root: Not a directory" in opens.told
 
 
 def test_a_root_without_dev_has_no_files_and_a_dev_that_is_a_link_is_not_known(host: Host, tmp_path: Path) -> None:
@@ -196,7 +201,7 @@ def test_what_was_listed_holds_until_the_next_round(host: Host) -> None:
     with with_dev("mknod -m 666 nvidia0 c 195 0") as pid:
         access = host.access(pid)
         assert access.of(pid).may == frozenset({"nvidia0"})
-        subprocess.run(["mknod", "-m", "666", f"/proc/{pid}/root/dev/nvidia1", "c", "195", "1"], check=True)
+        subprocess.run(["mknod", "-m", "666", f"{dev_of(pid)}/nvidia1", "c", "195", "1"], check=True)
         assert access.of(pid).may == frozenset({"nvidia0"})
         access.refresh()
         assert access.of(pid).may == frozenset({"nvidia0", "nvidia1"})
@@ -259,9 +264,9 @@ def access_list(*between: bytes, group: int = 0, mask: int = 6) -> bytes:
 def test_an_access_list_decides_where_there_is_one(host: Host, acl: bytes, may: bool) -> None:
     """A named user, a named group and the mask count as they do for the kernel; the mode alone says nothing."""
     with with_dev("mknod -m 660 nvidia0 c 195 0; mknod -m 666 null c 1 3", user=NOBODY) as pid:
-        os.setxattr(f"/proc/{pid}/root/dev/nvidia0", "system.posix_acl_access", acl)
+        os.setxattr(f"{dev_of(pid)}/nvidia0", "system.posix_acl_access", acl)
         assert host.of(pid).may == frozenset({"nvidia0"} if may else ())
-        os.setxattr(f"/proc/{pid}/root/dev/null", "system.posix_acl_access", acl)
+        os.setxattr(f"{dev_of(pid)}/null", "system.posix_acl_access", acl)
         assert can_open(pid, "/dev/null") is may  # the kernel's own word
 
 
@@ -330,7 +335,7 @@ def test_a_reader_without_rights_knows_that_it_does_not_know(tmp_path: Path) -> 
         access = Access("/proc", "/sys")
         opens = access.of(pid)
         assert (opens.may, opens.held, access.held(pid), access.holds_gpu(pid)) == (None, frozenset(), None, None)
-        assert opens.told == (f"/proc/{pid}/root/dev: Permission denied", f"/proc/{pid}/fd cannot be read")
+        assert opens.told == (f"/dev under /proc/{pid}/root: Permission denied", f"/proc/{pid}/fd cannot be read")
     with sleeper(user=NOBODY) as pid, as_nobody():
         access = Access("/proc", "/sys")
         assert (access.held(pid), access.of(pid).here) == (frozenset(), True)

@@ -116,7 +116,7 @@ from exporter.backends.base import Places
 from exporter.backends.intel import IntelBackend
 
 root = sys.argv[1]
-backend = IntelBackend(Places(f"{root}/sys", f"{root}/proc", library_path="/nonexistent/libze_loader.so.1", root=root))
+backend = IntelBackend(Places(f"{root}/sys", f"{root}/proc", shared_object="/nonexistent/libze_loader.so.1", root=root))
 backend.open()
 found = {}
 for slot in backend.slots():

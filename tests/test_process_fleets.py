@@ -167,7 +167,7 @@ def test_every_kind_of_workload_shows_its_cards(
         shown = explain(host, sorted_nvml.environment(), f"--config.file={daemon.config_path}")
     assert (shown.status, shown.cards()) == (0, {kind.name: kind.first for kind in kinds}), shown
     assert "Slurm gave it the cards 2,3" in shown.out
-    assert "/root/dev has nvidia1, nvidia3\n" in shown.out
+    assert "root has nvidia1, nvidia3\n" in shown.out
 
 
 def test_the_kernel_holds_the_job_to_its_cards(host: ProcessHost, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> tuple[VendorSample, ...
             IntelCard(pci=ARC, minor=1, device_id="0xe20b", temperatures={"pkg": 63}),
         ]
     )
-    places = Places(str(fake.sys), str(fake.proc), library_path="/nonexistent/library")
+    places = Places(str(fake.sys), str(fake.proc), shared_object="/nonexistent/library")
     nvidia = sample_of("nvidia", [NVIDIA], [Reading("temperature", NVIDIA.key, 71.0)])
     return nvidia, read(AmdBackend(places)), read(IntelBackend(places))
 

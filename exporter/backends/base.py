@@ -32,7 +32,7 @@ class Places(NamedTuple):
 
     sysfs: str = "/sys"
     procfs: str = "/proc"
-    library_path: str | None = None
+    shared_object: str | None = None
     root: str = "/"
     cautious: bool = False
 

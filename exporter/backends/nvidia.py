@@ -102,7 +102,7 @@ class NvidiaBackend:
     vendor = VENDOR
 
     def __init__(self, places: Places) -> None:
-        self._sysfs, self._procfs, self._library = places.sysfs, places.procfs, places.library_path
+        self._sysfs, self._procfs, self._library = places.sysfs, places.procfs, places.shared_object
         self._nvml: ModuleType
         self.driver_version = ""
         self._facts: dict[str, _Facts] = {}

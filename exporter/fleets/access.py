@@ -43,7 +43,7 @@ class Access:
         self._filters.refresh()
         self._listings.clear()
         self._own_users = _identity(f"{self._procfs}/self/ns/user", follow=True)
-        self._own_dev, first_dev = _identity("/dev"), _identity(f"{self._procfs}/1/root/dev")
+        self._own_dev, first_dev = _identity("/dev"), _identity(_dev_of(f"{self._procfs}/1/root"))
         self._systems_of_host = {found[0] for found in (self._own_dev, first_dev) if found}
 
     def held(self, pid: int) -> frozenset[str] | None:
@@ -65,7 +65,7 @@ class Access:
         try:
             there, who = self._listing(f"{place}/root", f"{place}/ns/mnt"), self._subject(place)
         except OSError as error:
-            return Opens(may=None, held=held or frozenset(), told=(f"{place}/root/dev: {error.strerror}", last))
+            return Opens(may=None, held=held or frozenset(), told=(f"/dev under {place}/root: {error.strerror}", last))
         here = there.folder is not None and there.folder == self._own_dev
         if who is None:
             told = (f"{place}/status does not say who the process is", last)
@@ -79,14 +79,14 @@ class Access:
         may = instances({name for name, answer in answers.items() if answer})
         unsure = instances({name for name, answer in answers.items() if answer is not False}) - may
         denied = instances(answers) - may - unsure
-        told = [f"{place}/root/dev has {_listed(instances(answers))}", *kept.told]
+        told = [f"/dev under {place}/root has {_listed(instances(answers))}", *kept.told]
         if denied:
             told.append(f"file modes or the list of its device filter deny it {_listed(denied)}")
         filtered = kept.filtered
         if filtered is not False and self._is_of_runtime(there, kept):
             # Container runtimes put into a /dev that they make what the filter that they make lets through.
             filtered = False
-            told.append(f"{place}/root/dev is a container's own: taken to have no more than its device filter allows")
+            told.append(f"/dev under {place}/root is a container's own: it has no more than its device filter allows")
         return Opens(may=may, unsure=unsure, filtered=filtered, told=tuple(told))
 
     def _answers(self, there: Listing, who: Subject, kept: Filter) -> dict[str, bool | None]:
@@ -107,7 +107,7 @@ class Access:
 
     def _listing(self, root: str, namespace: str) -> Listing:
         """The same for all processes that see the same."""
-        key = (_identity(namespace, follow=True), _identity(root, follow=True), _identity(f"{root}/dev"))
+        key = (_identity(namespace, follow=True), _identity(root, follow=True), _identity(_dev_of(root)))
         if key not in self._listings:
             self._listings[key] = listing(root, lambda number: bool(self._numbers.name(number)))
         return self._listings[key]
@@ -127,6 +127,10 @@ class Access:
                 return {number for entry in first if (number := _device_number(entry.path))}
         except OSError:
             return None
+
+
+def _dev_of(root: str) -> str:
+    return os.path.join(root, "dev")  # noqa: PTH118
 
 
 def _device_number(link: str) -> int:

@@ -176,7 +176,7 @@ class Library:
 
     def _load(self) -> None:
         root = self._rocm_with_binding()
-        path = self._places.library_path
+        path = self._places.shared_object
         if root is not None:
             sys.path.insert(0, f"{root}/share/amd_smi")
             own = f"{root}/lib/{STEM}"
@@ -197,8 +197,8 @@ class Library:
     def _rocm_with_binding(self) -> str | None:
         """The folder of an installed ROCm that ships a binding: it fits the library there, as no other does."""
         roots = [os.environ.get("ROCM_HOME"), os.environ.get("ROCM_PATH"), "/opt/rocm"]
-        if self._places.library_path is not None:
-            roots = [str(Path(self._places.library_path).absolute().parent.parent)]
+        if self._places.shared_object is not None:
+            roots = [str(Path(self._places.shared_object).absolute().parent.parent)]
         return next((root for root in roots if root and Path(root, _BINDING).is_file()), None)
 
     def _is_of_the_bindings_release(self) -> bool:

@@ -267,7 +267,7 @@ class Sysman:
     # --- the start, in a thread of its own
 
     def _load(self) -> None:
-        self._zes = zes = load(PACKAGE, EXTRA, STEM, self._places.library_path or LOADER)
+        self._zes = zes = load(PACKAGE, EXTRA, STEM, self._places.shared_object or LOADER)
         try:
             self._ask(zes.zesInit, 0)
             drivers = self._listed(zes.zes_driver_handle_t, zes.zesDriverGet)
