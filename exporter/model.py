@@ -250,15 +250,16 @@ class Opens(msgspec.Struct, frozen=True, kw_only=True):
     A file goes by what its numbers mean, wherever it lies: ``nvidia0`` is /dev/nvidia0, ``renderD128`` is
     /dev/dri/renderD128, ``kfd`` is /dev/kfd, and ``nvidia0/gi1/ci0`` are the capabilities of a MIG instance of the card
     with minor number 0. ``may`` has those that are in the process's /dev and that no file mode or listed device filter
-    denies it; None where its /dev cannot be read. Of those in ``unsure`` the mode does not decide. ``held`` are open.
-    ``here`` says that its /dev is the exporter's own. ``filtered`` says whether a device filter of its control group
-    denies it some that are in ``may``: False where there is none or its list was read, None where that is not known.
-    ``told`` are sentences that say where all this was seen.
+    denies it; None where its /dev cannot be read. Of those in ``unsure`` the mode does not decide. ``held`` are open,
+    and ``holds`` says that one is, or /dev/nvidiactl. ``here`` says that its /dev is the exporter's own. ``filtered``
+    says whether a device filter of its control group denies it some that are in ``may``: False where there is none or
+    its list was read, None where that is not known. ``told`` are sentences that say where all this was seen.
     """
 
     may: frozenset[str] | None
     unsure: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
+    holds: bool = False
     here: bool = False
     filtered: bool | None = None
     told: tuple[str, ...] = ()

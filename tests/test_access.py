@@ -287,9 +287,9 @@ def test_what_is_open_is_held_under_any_name(tmp_path: Path) -> None:
         files = [stack.enter_context(Path(path).open("rb")) for path in ("/dev/null", "/dev/zero", "/proc/self/status")]
         pid = stack.enter_context(sleeper(*(file.fileno() for file in files)))
         access = host.access(pid)
-        assert access.held(pid) == frozenset({"nvidia3", "nvidia5"})
+        assert access.of(pid).held == frozenset({"nvidia3", "nvidia5"})
         assert access.of(pid).held == {"nvidia3", "nvidia5"}
-        assert access.holds_gpu(pid) is True
+        assert access.of(pid).holds
         assert f"{host.proc}/{pid}/fd has nvidia3, nvidia5 open" in access.of(pid).told
 
 
@@ -304,9 +304,9 @@ def test_the_control_device_is_a_gpus_and_no_card(tmp_path: Path) -> None:
                 stack.callback(os.close, descriptor)
                 terminals.append(descriptor)
         pid = stack.enter_context(sleeper(terminals[-1]))
-        assert (host.access(pid).held(pid), host.access(pid).holds_gpu(pid)) == (frozenset(), True)
+        assert (host.of(pid).held, host.of(pid).holds) == (frozenset(), True)
         pid = stack.enter_context(sleeper())
-        assert (host.access(pid).held(pid), host.access(pid).holds_gpu(pid)) == (frozenset(), False)
+        assert (host.of(pid).held, host.of(pid).holds) == (frozenset(), False)
 
 
 # --- who may not be seen, and what ends
@@ -334,11 +334,11 @@ def test_a_reader_without_rights_knows_that_it_does_not_know(tmp_path: Path) -> 
     with sleeper() as pid, as_nobody():
         access = Access("/proc", "/sys")
         opens = access.of(pid)
-        assert (opens.may, opens.held, access.held(pid), access.holds_gpu(pid)) == (None, frozenset(), None, None)
+        assert (opens.may, opens.held, opens.holds) == (None, frozenset(), False)
         assert opens.told == (f"/dev under /proc/{pid}/root: Permission denied", f"/proc/{pid}/fd cannot be read")
     with sleeper(user=NOBODY) as pid, as_nobody():
         access = Access("/proc", "/sys")
-        assert (access.held(pid), access.of(pid).here) == (frozenset(), True)
+        assert (access.of(pid).held, access.of(pid).here) == (frozenset(), True)
         assert access.of(pid).may is not None
 
 
@@ -349,8 +349,8 @@ def test_a_process_that_has_ended_can_open_nothing_that_is_known(host: Host) -> 
     assert host.of(process.pid).may is None
     process.wait()
     assert host.of(process.pid).may is None
-    assert host.access(process.pid).held(process.pid) is None
-    assert host.access(process.pid).holds_gpu(process.pid) is None
+    assert host.of(process.pid).held == frozenset()
+    assert not host.of(process.pid).holds
 
 
 # --- any bytes

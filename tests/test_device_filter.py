@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from exporter.fleets.device_filter import _BPF_CALL, Filters
+from tests.fakes.shared_object import fail_in_ci_else_skip
 from tests.fakes.sysfs import needs_root
 from tests.test_access import MEMORY_IS_NVIDIA, NULL_IS_NVIDIA3, Host, as_nobody, sleeper, told, with_dev
 
@@ -68,7 +69,7 @@ def listed() -> Path:
     """The first version's hierarchy of device filters."""
     needs_root()
     if not (GROUPS / "devices/devices.list").exists():
-        pytest.skip("no control groups of the first version filter devices here")
+        fail_in_ci_else_skip("no control groups of the first version filter devices here")
     return GROUPS / "devices"
 
 
@@ -77,7 +78,7 @@ def unified() -> Path:
     """The second version's hierarchy."""
     needs_root()
     if not (UNIFIED / "cgroup.controllers").exists():
-        pytest.skip("no control groups of the second version here")
+        fail_in_ci_else_skip("no control groups of the second version here")
     return UNIFIED
 
 
@@ -88,7 +89,7 @@ def test_without_a_filter_there_is_none(host: Host) -> None:
     """A process where all start, in the root's control groups."""
     needs_root()
     if set(Path("/proc/self/cgroup").read_text().split(":")[2::2]) - {"/"} and os.path.lexists(GROUPS / "system.slice"):
-        pytest.skip("the tests run in a control group that somebody may filter")
+        fail_in_ci_else_skip("the tests run in a control group that somebody may filter")
     with with_dev(CARDS) as pid:
         opens = host.of(pid)
     assert opens.filtered is False
@@ -151,7 +152,7 @@ def program_on(folder: Path, verdict: int = 1) -> Iterator[None]:
     try:
         program = bpf(5, loaded)
     except OSError as error:
-        pytest.skip(f"this kernel loads no program that filters devices: {error}")
+        fail_in_ci_else_skip(f"this kernel loads no program that filters devices: {error}")
     target = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     attached = struct.pack("=IIII", target, program, 6, 0)
     try:

@@ -69,8 +69,9 @@ def member(pid: int, mask: str | None = None, *, holds: bool = False, refusal: s
     """A process with that mask."""
     env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     started = Started(env, Refusal(refusal, "x") if refusal else None)
-    seen = Opens(may=frozenset({"nvidia0"}), filtered=False) if not opens else Opens(**opens)  # type: ignore[arg-type]
-    return Member(Incarnation(pid, pid, pid, pid), "p", started, Span(pid, pid), seen, holds)
+    facts: dict[str, Any] = {"may": frozenset({"nvidia0"}), "filtered": False} | opens
+    seen = Opens(**facts, holds=holds)
+    return Member(Incarnation(pid, pid, pid, pid), "p", started, Span(pid, pid), seen)
 
 
 @pytest.mark.parametrize(

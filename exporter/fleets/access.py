@@ -46,32 +46,25 @@ class Access:
         self._own_dev, first_dev = _identity("/dev"), _identity(_dev_of(f"{self._procfs}/1/root"))
         self._systems_of_host = {found[0] for found in (self._own_dev, first_dev) if found}
 
-    def held(self, pid: int) -> frozenset[str] | None:
-        """The GPU files among a process's first thousands of open ones; None where that may not be seen, or the process
-        has ended.
-        """
-        found = self._numbers_held(pid)
-        return found if found is None else instances({name for name in map(self._numbers.name, found) if name})
-
-    def holds_gpu(self, pid: int) -> bool | None:
-        """Whether a process has a GPU's file open, or /dev/nvidiactl; None as for :meth:`held`."""
-        found = self._numbers_held(pid)
-        return found if found is None else any(map(self._is_gpus, found))
-
     def of(self, pid: int) -> Opens:
         """What a process can open; ``may`` is None where that cannot be seen, or the process has ended meanwhile."""
-        place, held = f"{self._procfs}/{pid}", self.held(pid)
-        last = f"{place}/fd cannot be read" if held is None else f"{place}/fd has {_listed(held)} open"
+        place, numbers = f"{self._procfs}/{pid}", self._numbers_held(pid)
+        held = instances({name for name in map(self._numbers.name, numbers or ()) if name})
+        last = f"{place}/fd cannot be read" if numbers is None else f"{place}/fd has {_listed(held)} open"
+        opens = self._seen(pid, place)
+        holds = any(map(self._is_gpus, numbers or ()))
+        return replace(opens, held=held, holds=holds, told=(*opens.told, last))
+
+    def _seen(self, pid: int, place: str) -> Opens:
+        """What its /dev says, whatever it has open."""
         try:
             there, who = self._listing(f"{place}/root", f"{place}/ns/mnt"), self._subject(place)
         except OSError as error:
-            return Opens(may=None, held=held or frozenset(), told=(f"/dev under {place}/root: {error.strerror}", last))
+            return Opens(may=None, told=(f"/dev under {place}/root: {error.strerror}",))
         here = there.folder is not None and there.folder == self._own_dev
         if who is None:
-            told = (f"{place}/status does not say who the process is", last)
-            return Opens(may=None, held=held or frozenset(), here=here, told=told)
-        opens = self._judged(place, there, who, self._filters.of(pid))
-        return replace(opens, held=held or frozenset(), here=here, told=(*opens.told, last))
+            return Opens(may=None, here=here, told=(f"{place}/status does not say who the process is",))
+        return replace(self._judged(place, there, who, self._filters.of(pid)), here=here)
 
     def _judged(self, place: str, there: Listing, who: Subject, kept: Filter) -> Opens:
         """What modes and the device filter leave of a /dev."""

@@ -45,14 +45,13 @@ class Span(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One process of a fleet. ``holds`` says that it has a GPU's device file open."""
+    """One process of a fleet."""
 
     incarnation: Incarnation
     name: str
     started: Started
     span: Span
     opens: Opens
-    holds: bool
     used: frozenset[str] = frozenset()
 
 
@@ -147,7 +146,7 @@ class Registry:
 def counted(members: Sequence[Member], runtimes: Sequence[str], *, one_workload: bool) -> list[Member]:
     """The members that count, by the rule above. Where none of those that can be told counts, the others do."""
     told = [member for member in members if member.started.refusal is None]
-    holding = [member for member in told if member.holds]
+    holding = [member for member in told if member.opens.holds]
     masked = [member for member in told if any(name in member.started.env for name in _choosing(runtimes))]
     hidden = [member for member in members if member.started.refusal is not None]
     return holding or masked or hidden or (told if one_workload else [])

@@ -46,17 +46,14 @@ class Survey(NamedTuple):
 
 
 class _Observed(NamedTuple):
-    """What was seen of a program, and in how many scans. ``holds`` says that it has a GPU's device file open, ``used``
-    are the PCI addresses of cards that compute for it.
-    """
+    """What was seen of a program, and in how many scans; ``used`` are PCI addresses of cards that compute for it."""
 
     scans: int
     opens: Opens
-    holds: bool
     used: frozenset[str] = frozenset()
 
 
-_UNSEEN = _Observed(0, Opens(may=None), False)
+_UNSEEN = _Observed(0, Opens(may=None))
 
 
 class Scanner:
@@ -181,16 +178,15 @@ class Scanner:
         program = self.registry.of(found, _HANGS if hangs else None, again=again)
         if program is None:
             return None
-        seen = _UNSEEN if hangs else self._observe(found.incarnation) if again or before is None else before
-        return Member(found.incarnation, found.name, *program, seen.opens, seen.holds, seen.used)
+        seen = _UNSEEN if hangs else before if before is not None and not again else self._observe(found.incarnation)
+        return Member(found.incarnation, found.name, *program, seen.opens, seen.used)
 
     def _observe(self, program: Incarnation) -> _Observed:
-        """What a program can and does use: looked at in each scan while it is young, and later in turns."""
+        """What a program can use, and does."""
         pid, before = program.pid, self._observed.get(program)
         opens = self._access.of(pid)
         used = computing(self._procfs, pid) if any(name.startswith("render") for name in opens.held) else frozenset()
-        holds = bool(self._access.holds_gpu(pid))
-        seen = self._observed[program] = _Observed(before.scans + 1 if before else 1, opens, holds, used)
+        seen = self._observed[program] = _Observed(before.scans + 1 if before else 1, opens, used)
         return seen
 
     def _fleet(self, entry: FleetSettings, name: str, group: Group) -> Fleet:
@@ -239,7 +235,7 @@ def _told(procfs: str, group: Group) -> Iterator[str]:
     members = sorted(group.members, key=lambda member: member.incarnation)
     for member in members[:_MOST_TOLD]:
         pid = member.incarnation.pid
-        has = ", has a GPU open" if member.holds else ""
+        has = ", has a GPU open" if member.opens.holds else ""
         yield f"process {pid} ({member.name}){has}: environment from {procfs}/{pid}/environ"
     if len(members) > _MOST_TOLD:
         yield f"and {len(members) - _MOST_TOLD} processes more with the same masks"

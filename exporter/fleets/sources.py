@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -185,8 +185,3 @@ class PidFiles:
             age = 0.0  # the wall clock was set
         leeway = _CLOCKS_SECONDS + _CLOCKS_SHARE * age if looked is None else _TICK_SECONDS
         return _Version(status.st_ino, status.st_mtime_ns, now - age + leeway)
-
-
-def sources_of(entries: Sequence[FleetSettings]) -> list[Source]:
-    """The sources of all entries that have one."""
-    return [source for source in map(source_of, entries) if source is not None]
