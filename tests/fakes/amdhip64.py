@@ -6,7 +6,6 @@ pretend GPUs when it is started with :meth:`FakeHip.environment` in its environm
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,10 +85,8 @@ class FakeHip(shared_object.RecordedState):
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``. It holds no mask."""
-        inherited = os.environ.get("LD_LIBRARY_PATH")
-        folder = str(self.shared_object.parent)
         return {
-            "LD_LIBRARY_PATH": f"{folder}:{inherited}" if inherited else folder,
+            "LD_LIBRARY_PATH": shared_object.search_path(self.shared_object.parent),
             "FAKE_HIP_STATE": str(self.state_path),
             "FAKE_HIP_RECORD": str(self.record_path),
         }

@@ -7,7 +7,6 @@ loader reads ``LD_LIBRARY_PATH`` only then, so setting it inside a running proce
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,10 +87,8 @@ class FakeCuda(shared_object.RecordedState):
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``; it has no mask."""
-        inherited = os.environ.get("LD_LIBRARY_PATH")
-        paths = f"{self.folder}:{inherited}" if inherited else str(self.folder)
         state = {"FAKE_CUDA_STATE": str(self.state_path), "FAKE_CUDA_RECORD": str(self.record_path)}
-        return {"LD_LIBRARY_PATH": paths, **state}
+        return {"LD_LIBRARY_PATH": shared_object.search_path(self.folder), **state}
 
     def write(
         self,

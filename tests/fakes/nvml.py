@@ -8,7 +8,6 @@ inside a running process does nothing.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,9 +121,7 @@ class FakeNvml(shared_object.StateFile):
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``."""
-        inherited = os.environ.get("LD_LIBRARY_PATH")
-        paths = f"{self.folder}:{inherited}" if inherited else str(self.folder)
-        return {"LD_LIBRARY_PATH": paths, "FAKE_NVML_STATE": str(self.state_path)}
+        return {"LD_LIBRARY_PATH": shared_object.search_path(self.folder), "FAKE_NVML_STATE": str(self.state_path)}
 
     def write(
         self,

@@ -81,6 +81,12 @@ def built_or_skipped(library: str, build: Callable[[], Path]) -> Path:
         pytest.skip(f"no {library}: {error}")
 
 
+def search_path(folder: Path) -> str:
+    """A value of LD_LIBRARY_PATH by which what is in the folder is found before all else."""
+    inherited = os.environ.get("LD_LIBRARY_PATH")
+    return f"{folder}:{inherited}" if inherited else str(folder)
+
+
 def fail_in_ci_else_skip(reason: str) -> NoReturn:
     """Ends the test: where ``CI=true`` nothing may go untested."""
     if os.environ.get("CI") == "true":

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,9 +71,8 @@ class FakeVulkan(shared_object.RecordedState):
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``."""
-        inherited = os.environ.get("LD_LIBRARY_PATH")
         return {
-            "LD_LIBRARY_PATH": f"{self.folder}:{inherited}" if inherited else str(self.folder),
+            "LD_LIBRARY_PATH": shared_object.search_path(self.folder),
             "FAKE_VULKAN_STATE": str(self.state_path),
             "FAKE_VULKAN_RECORD": str(self.record_path),
         }

@@ -7,7 +7,6 @@ it is started with :meth:`FakeZeDriver.environment` in its environment, where ma
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,10 +84,8 @@ class FakeZeDriver(shared_object.RecordedState):
 
     def environment(self) -> dict[str, str]:
         """What a program's environment needs at its start, to be laid over ``os.environ``."""
-        inherited = os.environ.get("LD_LIBRARY_PATH")
-        folder = str(self.shared_object.parent)
         return {
-            "LD_LIBRARY_PATH": f"{folder}:{inherited}" if inherited else folder,
+            "LD_LIBRARY_PATH": shared_object.search_path(self.shared_object.parent),
             "FAKE_ZE_DRIVER_STATE": str(self.state_path),
             "FAKE_ZE_DRIVER_RECORD": str(self.record_path),
         }
