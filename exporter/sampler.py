@@ -194,6 +194,7 @@ class Sampler:
         kept = {source.vendor: source for source in sources}
         dropped = tuple(source for vendor, source in self._sources.items() if kept.get(vendor) is not source)
         self._tried &= kept.keys() - {source.vendor for source in dropped}
+        self._searches = {vendor: search for vendor, search in self._searches.items() if vendor in self._tried}
         self._sources = kept
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
         self._watched, self._mapping, self._sampling = watched, mapping, sampling
