@@ -135,9 +135,13 @@ class Registry:
         return found
 
     def keep(self, incarnations: Iterable[Incarnation]) -> None:
-        """Forget all others, but those that were there a while ago."""
+        """Forget all others, but those that were there a while ago and run still."""
         wanted, since = set(incarnations), _now() - _REMEMBERED_SECONDS
-        last = {pid: each for pid, each in list(self._last.items()) if each[0] in wanted or each[1] > since}
+        last = {
+            pid: (program, seen)
+            for pid, (program, seen) in list(self._last.items())
+            if program in wanted or (seen > since and processes.runs(self._procfs, program))
+        }
         recent = wanted | {incarnation for incarnation, _ in last.values()}
         self._known = {each: found for each, found in list(self._known.items()) if each in recent}
         self._last = last
