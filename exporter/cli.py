@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -16,12 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
 
-from exporter import __version__, logs, masks, reports
+from exporter import logs, masks, reports, systemd
+from exporter.arguments import PROGRAM, parser
 from exporter.binding import context_of
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.config import FleetSettings
@@ -35,78 +36,9 @@ from exporter.model import Fleet, Inversion, Refusal, Snapshot
 from exporter.saved_inventory import from_rows, read_rows, to_rows
 from exporter.web.server import parse_address
 
-_PROGRAM = "gpu-fleet-exporter"
 _ONCE_STOP_SECONDS = 0.5
 _BETWEEN_CYCLES_SECONDS, _MOST_CYCLES_MORE = 1.0, 2
 _ANSWERED_SECONDS = 10.0
-
-
-def _common(parser: argparse.ArgumentParser, **more: Any) -> None:
-    """Flags that stand before or behind the command; ``more`` suppresses their defaults behind it."""
-    parser.add_argument("--config.file", dest="config_file", metavar="FILE", help="settings (default: none)", **more)
-    parser.add_argument("--log.level", dest="log_level", choices=list(logs.LEVELS), **more)
-    parser.add_argument("--log.format", dest="log_format", choices=logs.FORMATS, **more)
-    parser.add_argument("--path.sysfs", dest="sysfs", metavar="DIR", help="where sysfs is mounted (/sys)", **more)
-    parser.add_argument("--path.procfs", dest="procfs", metavar="DIR", help="where procfs is mounted (/proc)", **more)
-
-
-def _serving(parser: argparse.ArgumentParser, **more: Any) -> None:
-    parser.add_argument(
-        "--web.listen-address",
-        dest="listen",
-        metavar="ADDRESS",
-        action="append",
-        help="HOST:PORT or :PORT to serve on, repeatable (:10420)",
-        **more,
-    )
-    parser.add_argument(
-        "--web.telemetry-path", dest="telemetry_path", metavar="PATH", help="path of the metrics (/metrics)", **more
-    )
-    parser.add_argument(
-        "--web.enable-lifecycle", dest="lifecycle", action="store_true", help="allow POST /-/reload", **more
-    )
-
-
-_DEFAULTS = {
-    "log_level": "info",
-    "log_format": "logfmt",
-    "sysfs": "/sys",
-    "procfs": "/proc",
-    "telemetry_path": "/metrics",
-}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=_PROGRAM, description="Prometheus exporter for GPUs behind masks.")
-    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
-    _common(parser)
-    _serving(parser)
-    parser.set_defaults(**_DEFAULTS, command="serve")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="default: serve")
-    behind = {"default": argparse.SUPPRESS}
-
-    serve = commands.add_parser("serve", help="serve metrics until told to stop")
-    _serving(serve, **behind)
-    once = commands.add_parser("once", help="print one page and exit")
-    once.add_argument("--output", metavar="FILE", help="write the page there, atomically, instead of printing it")
-    inventory = commands.add_parser("inventory", help="print this host's devices")
-    inventory.add_argument("--format", choices=("table", "yaml"), default="table")
-    explain = commands.add_parser("explain", help="print which card is behind each index of a fleet, or why none is")
-    explain.add_argument("fleet", nargs="?", metavar="FLEET", help="only this fleet of the settings")
-    explain.add_argument("--inventory", metavar="FILE", help="a saved inventory, instead of this host's devices")
-    explain.add_argument("--runtime", metavar="NAME", help=f"one of {', '.join(masks.RUNTIMES)}, with --env")
-    explain.add_argument("--env", metavar="NAME=VALUE", nargs="+", action="extend", help="the workload's environment")
-    explain.add_argument("--driver-version", metavar="VERSION", default="", help="of the saved inventory's host")
-    explain.add_argument(
-        "--known", metavar="FACT=VALUE", nargs="+", action="extend", help="of the workload: see docs/masks.md"
-    )
-    explain.add_argument("--pid", metavar="PID", type=int, help="a process, instead of the settings' fleets")
-    explain.add_argument("--all", action="store_true", help="the settings' fleets, and every process that uses a GPU")
-    for command in (serve, once, inventory, explain):
-        _common(command, **behind)
-    check = commands.add_parser("check-config", help="check a settings file and exit")
-    check.add_argument("file", metavar="FILE")
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     commands = {
         "serve": _serve,
         "once": _once,
@@ -126,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _flushed(commands[options.command or "serve"](options))
     except InputError as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except ExporterError as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -137,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            print(f"{_PROGRAM}: cannot write: {error.strerror or error}", file=sys.stderr)
+            print(f"{PROGRAM}: cannot write: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
@@ -149,8 +81,7 @@ def _flushed(status: int) -> int:
 
 
 def _daemon_options(options: argparse.Namespace) -> Options:
-    listen = options.listen or [":10420"]
-    for address in listen:
+    for address in options.listen or ():
         parse_address(address)
     path: str = options.telemetry_path
     reserved = path.startswith("/-/") or any(mark in path for mark in "{}?# ")
@@ -158,7 +89,7 @@ def _daemon_options(options: argparse.Namespace) -> Options:
         raise InputError(f"--web.telemetry-path: found '{path}', expected a path such as /metrics")
     return Options(
         config_file=options.config_file,
-        listen_addresses=listen,
+        listen_addresses=options.listen or (),
         telemetry_path=path,
         lifecycle=options.lifecycle,
         sysfs=options.sysfs,
@@ -167,16 +98,19 @@ def _daemon_options(options: argparse.Namespace) -> Options:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    daemon_options = _daemon_options(options)
+    daemon_options, manager = _daemon_options(options), systemd.adopt(os.environ)
+    if options.systemd_socket and not manager.sockets:
+        raise InputError("--web.systemd-socket: systemd handed over no socket: is gpu-fleet-exporter.socket enabled?")
+    faulthandler.enable()  # where the watchdog ends a daemon that hangs, the log says where it hung
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon takes it for a reload
     load_settings(options.config_file)
     logs.configure(options.log_level, options.log_format)
-    asyncio.run(_run(daemon_options))
+    asyncio.run(_run(daemon_options, manager))
     return 0
 
 
-async def _run(options: Options) -> None:
-    await Daemon(options, os.environ).run()
+async def _run(options: Options, manager: systemd.ServiceManager) -> None:
+    await Daemon(options, os.environ, manager).run()
 
 
 async def _one_cycle(options: argparse.Namespace, complete: bool, others: Sequence[Fleet]) -> Snapshot:
@@ -186,7 +120,7 @@ async def _one_cycle(options: argparse.Namespace, complete: bool, others: Sequen
     or two if there are counters that need them.
     """
     settings = load_settings(options.config_file)
-    host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ)
+    host = Host(Options(sysfs=options.sysfs, procfs=options.procfs), os.environ, lambda snapshot, outcomes: None)
     on_request = msgspec.structs.replace(settings.sampling, interval_seconds=None, reuse_seconds=0.0)
     await host.take(msgspec.structs.replace(settings, sampling=on_request), others)
     try:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exporter import __version__, backends, config, fleets, masks
@@ -15,22 +16,31 @@ from exporter.collectors import ReloadStatus
 from exporter.config import Settings
 from exporter.errors import ConfigError
 from exporter.fleets.watch import Watch
-from exporter.model import Fleet, Snapshot
+from exporter.model import Fleet, Snapshot, VendorOutcome
 from exporter.probe import Prober
 from exporter.sampler import Sampler, Source
-from exporter.telemetry import Transitions
+from exporter.systemd import ServiceManager
+from exporter.telemetry import Transitions, status
 from exporter.web import app, server
 
 log = logging.getLogger("exporter.daemon")
 
 _STOP_SECONDS = 1.0
+# What a page may take that is asked for while the daemon stops.
+_LAST_PAGE_SECONDS = 0.5
+_READY_SECONDS = 10.0
+
+
+PORT = 10420
 
 
 class Options(NamedTuple):
-    """The command line, checked."""
+    """The command line, checked. Without addresses the pages are served on the service manager's sockets, or, where it
+    gives none, on :data:`PORT` of every address.
+    """
 
     config_file: str | None = None
-    listen_addresses: Sequence[str] = (":10420",)
+    listen_addresses: Sequence[str] = ()
     telemetry_path: str = "/metrics"
     lifecycle: bool = False
     sysfs: str = "/sys"
@@ -43,15 +53,19 @@ def load_settings(path: str | None) -> Settings:
     return config.parse("", "(no file)", **known) if path is None else config.load(path, **known)
 
 
+Observe = Callable[[Snapshot, Sequence[VendorOutcome]], None]
+
+
 class Host:
     """The sampler over this host's workers, and how to give it other settings."""
 
-    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
+    def __init__(self, options: Options, environ: Mapping[str, str], observe: Observe) -> None:
+        """``observe`` is told of each finished cycle."""
         self._options, self._environ = options, environ
         self._sources: dict[str, Source] = {}
         self._prober = Prober(environ)
         self._fleets = fleets.Fleets((), None)
-        self.sampler = Sampler(Transitions().see, self._prober)
+        self.sampler = Sampler(observe, self._prober)
         self.settings = Settings()
 
     async def take(self, settings: Settings, others: Sequence[Fleet] = ()) -> tuple[Source, ...]:
@@ -117,15 +131,18 @@ def _vendors(settings: Settings) -> Sequence[str]:
 class Daemon:
     """Serves until told to stop. It is the :class:`exporter.web.app.Site` of its pages."""
 
-    def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
-        self._options = options
-        self._host = Host(options, environ)
+    def __init__(self, options: Options, environ: Mapping[str, str], manager: ServiceManager) -> None:
+        self._options, self._manager = options, manager
+        self._transitions = Transitions()
+        self._host = Host(options, environ, self._observe)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
         self.telemetry_path = options.telemetry_path
         self.lifecycle = options.lifecycle
         self.ready = False
+        self._started = False
+        self._summary = "starting"
         self.reload_status = ReloadStatus(False, 0.0)
 
     @property
@@ -135,12 +152,30 @@ class Daemon:
 
     async def snapshot(self, within_seconds: float) -> Snapshot:
         """The host's state now."""
-        return await self._host.sampler.snapshot(within_seconds)
+        within = min(within_seconds, _LAST_PAGE_SECONDS) if self._stopping.is_set() else within_seconds
+        return await self._host.sampler.snapshot(within)
+
+    def _observe(self, snapshot: Snapshot, outcomes: Sequence[VendorOutcome]) -> None:
+        self._transitions.see(snapshot, outcomes)
+        self._summary = status(snapshot)
+        self._tell_status()
+
+    def _tell_status(self) -> None:
+        earlier = "" if self.reload_status.successful else "settings not loaded, the earlier ones hold; "
+        self._manager.status(f"{earlier}{self._summary}")
 
     async def reload(self) -> None:
         """Load the settings, build everything, then swap; a bad file keeps the old settings and raises."""
         async with self._reloading:
-            await self._reload()
+            if not self._started:
+                await self._reload()
+                return
+            self._manager.reloading()
+            try:
+                await self._reload()
+            finally:
+                self._manager.ready()
+                self._tell_status()
 
     async def _reload(self) -> None:
         path = self._options.config_file
@@ -162,7 +197,8 @@ class Daemon:
 
     async def run(self) -> None:
         """Start, serve, stop. Raises :class:`ExporterError` when it cannot start."""
-        sockets = [bound for address in self._options.listen_addresses for bound in server.listen(address)]
+        sockets = self._listen()
+        self._spawn(self._manager.feed_watchdog())
         await self.reload()
         self._install_signals()
         http = server.Server(app.create(self))
@@ -173,12 +209,28 @@ class Daemon:
         self._spawn(self._warm_up())
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+        self._host.sampler.hurry(_LAST_PAGE_SECONDS)
         http.should_exit = True
-        await asyncio.gather(serving, self._host.stop(_STOP_SECONDS))
+        await serving  # who waits for a page has it before the workers end
+        await self._host.stop(_STOP_SECONDS)
         log.info("stopped")
+
+    def _listen(self) -> list[socket.socket]:
+        """The service manager's sockets, and those of the addresses that were asked for."""
+        handed = self._manager.sockets
+        default = () if handed else (f":{PORT}",)
+        bound = (each for address in self._options.listen_addresses or default for each in server.listen(address))
+        return [*handed, *bound]
 
     async def _warm_up(self) -> None:
         """The first cycle starts the workers and binds the fleets, so that the first scrape finds both done."""
+        first = asyncio.create_task(self._first_cycle())
+        await asyncio.wait([first], timeout=_READY_SECONDS)
+        self._started = True
+        self._manager.ready()
+        await first
+
+    async def _first_cycle(self) -> None:
         await self._host.snapshot()
         self.ready = True
 
@@ -199,4 +251,5 @@ class Daemon:
             self._host.sampler.kill()
             os._exit(1)
         log.info("stopping")
+        self._manager.stopping()
         self._stopping.set()

@@ -217,6 +217,13 @@ class Sampler:
         self._watched.stop()
         await asyncio.gather(*(source.supervisor.stop(within_seconds) for source in self._sources.values()))
 
+    def hurry(self, within_seconds: float) -> None:
+        """Somebody with less time waits for the running cycle too, if there is one."""
+        if self._flight is not None:
+            self._flight.within_seconds = min(self._flight.within_seconds, within_seconds)
+            for source in self._sources.values():
+                source.supervisor.hurry(within_seconds)
+
     def kill(self) -> None:
         """End every worker without waiting."""
         for source in self._sources.values():
@@ -249,9 +256,7 @@ class Sampler:
         if flight is None:
             flight = self._take_off(within_seconds)
         else:
-            flight.within_seconds = min(flight.within_seconds, within_seconds)
-            for source in self._sources.values():
-                source.supervisor.hurry(within_seconds)
+            self.hurry(within_seconds)
         if flight.tasks:
             await asyncio.wait(flight.tasks.values(), timeout=within_seconds)
         return self._land(flight) if flight.done else self._so_far(flight)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from exporter.model import (
-    BackendStatus,
-    Device,
-    DeviceKey,
-    Refusal,
-    Snapshot,
-    State,
-    VendorOutcome,
-)
+from exporter.model import BackendStatus, Device, DeviceKey, Refusal, Snapshot, State, VendorOutcome
 
 log = logging.getLogger("exporter")
 
@@ -24,6 +17,30 @@ _LOUD: Mapping[State, int] = {
     "lost": logging.WARNING,
     "hung": logging.WARNING,
 }
+
+
+_MOST_NAMED = 3
+
+
+def status(snapshot: Snapshot) -> str:
+    """A snapshot in a line: how many devices and fleets there are, and what is not as it should be."""
+    states = Counter(state for state in snapshot.states.values() if state != "ok")
+    refused = {each.fleet: each.outcome.code for each in snapshot.mappings if isinstance(each.outcome, Refusal)}
+    down = [f"{backend.vendor} ({backend.fault.reason})" for backend in snapshot.backends if backend.fault is not None]
+    devices = [_count(len(snapshot.devices), "device"), *(f"{number} {state}" for state, number in states.items())]
+    fleets = [_count(len({each.fleet for each in snapshot.mappings}), "fleet")]
+    if refused:
+        fleets.append(f"{len(refused)} refused: {_named([f'{fleet} ({code})' for fleet, code in refused.items()])}")
+    parts = [", ".join(devices), ", ".join(fleets)]
+    return "; ".join(parts + ([f"backends down: {_named(down)}"] if down else []))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _named(items: Sequence[str]) -> str:
+    return ", ".join(items[:_MOST_NAMED]) + (", ..." if len(items) > _MOST_NAMED else "")
 
 
 class Transitions:

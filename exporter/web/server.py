@@ -19,6 +19,7 @@ from exporter.errors import CouldNot, InputError
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 * 1024
 HEAD_SECONDS = 10.0
+_LAST_HEAD_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 30
 _GRACEFUL_SECONDS = 1
 _BACKLOG = 128
@@ -77,6 +78,8 @@ class GuardedProtocol(H11Protocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _asked = False
+    _is_last = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close what comes over the cap; else begin to wait for a request."""
@@ -89,6 +92,9 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """A head that is not complete yet goes on being waited for, from its first byte."""
         super().data_received(data)
+        self._asked = self.cycle is not None
+        if self._is_last and self._asked:
+            self.cycle.keep_alive = False
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self._wait_for_head()
         else:
@@ -98,14 +104,25 @@ class GuardedProtocol(H11Protocol):
         """A client that has said all it will say still gets the answer that it waits for."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    def shutdown(self) -> None:
+        """The server stops. Who has just connected, and not yet said what for, still gets an answer: a scrape that
+        begins as the daemon ends is not lost. A connection between two requests is closed.
+        """
+        if self._asked:
+            super().shutdown()
+        elif not self.transport.is_closing():
+            self._is_last = True
+            self._stop_waiting()
+            self._wait_for_head(_LAST_HEAD_SECONDS)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._stop_waiting()
         super().connection_lost(exc)
 
-    def _wait_for_head(self) -> None:
+    def _wait_for_head(self, seconds: float = HEAD_SECONDS) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+            self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -159,10 +176,12 @@ class Server(uvicorn.Server):
 
 
 def addresses(sockets: Sequence[socket.socket]) -> list[str]:
-    """The sockets' addresses as URLs' hosts and ports, the ports that the system chose included."""
+    """The sockets' addresses as hosts and ports, those that the system chose included; a path as ``unix:PATH``."""
     return [_host_and_port(bound.getsockname()) for bound in sockets]
 
 
 def _host_and_port(name: Any) -> str:
+    if not isinstance(name, tuple):
+        return f"unix:{name}"
     host, port = name[0], name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
