@@ -1,4 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or later, and `make test` a C compiler; everything else is set up in .venv.
+# `make install` and `make uninstall` take PREFIX and DESTDIR, and PYTHON where it is to be another than the system's.
+INSTALL_PYTHON := $(PYTHON)
 PYTHON ?= python3
 VENV ?= .venv
 ADDRESS ?= 127.0.0.1:10420
@@ -6,7 +8,19 @@ CONFIG ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo run test lint format bench docs clean
+PREFIX ?= /usr/local
+DESTDIR ?=
+NAME := gpu-fleet-exporter
+LIBRARY := $(PREFIX)/lib/$(NAME)
+# systemd looks for units in these folders alone.
+LOOKED_IN := $(filter /usr /usr/local,$(PREFIX))
+UNIT_DIR ?= $(if $(LOOKED_IN),$(PREFIX)/lib,/etc)/systemd/system
+SYSUSERS_DIR ?= $(if $(LOOKED_IN),$(PREFIX)/lib,/etc)/sysusers.d
+SETTINGS := $(DESTDIR)/etc/$(NAME)/config.yaml
+# What a running system has to hear about; an installation into a folder that is packed up is nobody's yet.
+LIVE := $(if $(DESTDIR),false,test -d /run/systemd/system)
+
+.PHONY: demo run test lint format bench docs clean install uninstall
 
 demo: $(VENV)/.installed
 	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
@@ -33,6 +47,31 @@ bench: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
 	$(BIN)/python -m tests.masks_page
+
+install:
+	PYTHON='$(INSTALL_PYTHON)' systemd/install-environment.sh '$(LIBRARY)' '$(DESTDIR)'
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNIT_DIR)'
+	ln -sfn ../lib/$(NAME)/bin/$(NAME) '$(DESTDIR)$(PREFIX)/bin/$(NAME)'
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$(NAME).service > '$(DESTDIR)$(UNIT_DIR)/$(NAME).service'
+	chmod 644 '$(DESTDIR)$(UNIT_DIR)/$(NAME).service'
+	install -D -m 644 -t '$(DESTDIR)$(UNIT_DIR)' systemd/$(NAME).socket
+	install -D -m 644 systemd/sysusers.conf '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' config.example.yaml prometheus/scrape.yaml
+	[ -e '$(SETTINGS)' ] || install -D -m 644 config.example.yaml '$(SETTINGS)'
+	@if $(LIVE); then \
+	  systemd-sysusers $(NAME).conf && systemctl daemon-reload && systemctl try-restart $(NAME).service && \
+	  echo 'Installed. To start it, now and at each boot: systemctl enable --now $(NAME)'; fi
+
+# Settings, the state folder and the user stay: docs/installation.md says how they go.
+uninstall:
+	@if $(LIVE); then systemctl disable --now $(NAME).socket $(NAME).service 2>/dev/null || true; fi
+	rm -rf '$(DESTDIR)$(LIBRARY)' '$(DESTDIR)$(PREFIX)/share/$(NAME)' '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'
+	rm -f '$(DESTDIR)$(PREFIX)/bin/$(NAME)' '$(DESTDIR)$(PREFIX)/share/man/man1/$(NAME).1'
+	rm -f '$(DESTDIR)$(UNIT_DIR)/$(NAME).service' '$(DESTDIR)$(UNIT_DIR)/$(NAME).socket'
+	rm -f '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
+	@if $(LIVE); then systemctl daemon-reload; fi
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
