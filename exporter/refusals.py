@@ -100,8 +100,9 @@ REFUSALS: dict[str, RefusalCode] = {
         "let it open cards of one model only, and state them as reach:.",
     ),
     "no-permission": RefusalCode(
-        "the exporter may not read the environment of the workload's processes",
-        "Run the exporter as the workload's user, or give it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; or state env: in "
+        "the exporter may not see the workload's processes, or not read the environment of them",
+        "Where systemd runs the exporter enable its drop-in process-fleets.conf: docs/installation.md says how. "
+        "Otherwise run it as the workload's user, or give it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH. Or state env: in "
         "the fleet's settings.",
     ),
     "opencl-order-unknown": RefusalCode(

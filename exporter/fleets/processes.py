@@ -85,6 +85,13 @@ def stat(procfs: str, pid: int) -> Stat | None:
         return None
 
 
+def hidden(procfs: str) -> bool:
+    """Whether processes of other users are not shown: the first one always runs, and what everybody may read of it
+    cannot be read. Source: the mount option ``hidepid`` of proc(5), ``ProtectProc=`` of systemd.exec(5).
+    """
+    return stat(procfs, 1) is None and os.access(f"{procfs}/self/stat", os.R_OK)
+
+
 def runs(procfs: str, incarnation: Incarnation) -> bool:
     """Whether the process still runs the same program."""
     now = stat(procfs, incarnation.pid)

@@ -137,12 +137,12 @@ class Scanner:
         return [(place, values) for place, values in found if values is not None]
 
     def _lives_of(self, entry: FleetSettings, pids: Pids, members: dict[int, Member | None]) -> Iterator[Lives]:
-        gone = f"no process of the {_source_words(entry)}"
+        gone, unseen = f"no process of the {_source_words(entry)}", True
         if entry.pid_file is not None:
             try:
                 pids = {entry.name: [self._pid_files.process(entry.pid_file)]}
             except PidFileError as error:
-                gone = str(error)
+                gone, unseen = str(error), error.unseen
         one_workload, runtimes = not placeholders(entry.name), runtimes_of(entry)
         found = False
         for name, numbers in sorted(pids.items()):
@@ -153,12 +153,16 @@ class Scanner:
                 programs = ((member.incarnation, member.span.latest) for member in group.members)
                 ordered = sorted(programs, key=lambda program: (program[0].started, program[0].pid))
                 yield Lives(self._fleet(entry, name + ending, group), tuple(ordered))
-        if one_workload and not found:
-            yield _gone(entry, gone)
+        if not found and unseen and processes.hidden(self._procfs):
+            detail = f"{self._procfs} does not show the processes of other users; of those that are shown: {gone}"
+            yield _none(entry, Refusal("no-permission", detail))
+        elif one_workload and not found:
+            yield _none(entry, Refusal("process-gone", gone))
 
     def unseen(self, why: str) -> Survey:
         """What there is where processes cannot be listed."""
-        return Survey(tuple(_gone(entry, why) for entry in self._entries if not placeholders(entry.name)))
+        gone = Refusal("process-gone", why)
+        return Survey(tuple(_none(entry, gone) for entry in self._entries if not placeholders(entry.name)))
 
     def _known_member(self, pid: int, members: dict[int, Member | None]) -> Member | None:
         """Each process is looked at once in a scan, whichever fleets it is in."""
@@ -214,8 +218,9 @@ def runtimes_of(entry: FleetSettings) -> tuple[str, ...]:
     return DEFAULT_RUNTIMES if entry.runtime is None else (entry.runtime,)
 
 
-def _gone(entry: FleetSettings, why: str) -> Lives:
-    live = Live(incarnation="", spans=frozenset(), pids=frozenset(), refusal=Refusal("process-gone", why))
+def _none(entry: FleetSettings, why: Refusal) -> Lives:
+    """An entry of which no process was found, under the name that it has in the settings."""
+    live = Live(incarnation="", spans=frozenset(), pids=frozenset(), refusal=why)
     return Lives(_fleet(entry, entry.name, {}, live))
 
 

@@ -127,7 +127,15 @@ def _runs(command: Pattern, user: Pattern | None) -> Match:
 
 
 class PidFileError(Exception):
-    """A pid file names no process that is running; the message says why."""
+    """A pid file names no process that is running; the message says why. ``unseen`` is whether it names one that is
+    not among those that the exporter sees.
+    """
+
+    unseen = False
+
+
+class _UnseenError(PidFileError):
+    unseen = True
 
 
 class _Version(NamedTuple):
@@ -167,7 +175,7 @@ class PidFiles:
         pid = int(words[0])
         found = processes.stat(self._procfs, pid)
         if found is None:
-            raise PidFileError(f"{path} names the process {pid}, which is not running")
+            raise _UnseenError(f"{path} names the process {pid}, which is not running")
         late = found.incarnation.started_seconds - version.latest
         if late > 0:
             raise PidFileError(f"{path} names the process {pid}, which was started after the file was written")
