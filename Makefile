@@ -20,7 +20,7 @@ SETTINGS := $(DESTDIR)/etc/$(NAME)/config.yaml
 # What a running system has to hear about; an installation into a folder that is packed up is nobody's yet.
 LIVE := $(if $(DESTDIR),false,test -d /run/systemd/system)
 
-.PHONY: demo run test lint format bench docs clean install uninstall
+.PHONY: demo run test lint format bench docs clean install uninstall deb
 
 demo: $(VENV)/.installed
 	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
@@ -58,7 +58,8 @@ install:
 	install -D -m 644 systemd/sysusers.conf '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' config.example.yaml prometheus/scrape.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml prometheus/scrape.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md
 	[ -e '$(SETTINGS)' ] || install -D -m 644 config.example.yaml '$(SETTINGS)'
 	@if $(LIVE); then \
 	  systemd-sysusers $(NAME).conf && systemctl daemon-reload && systemctl try-restart $(NAME).service && \
@@ -72,6 +73,10 @@ uninstall:
 	rm -f '$(DESTDIR)$(UNIT_DIR)/$(NAME).service' '$(DESTDIR)$(UNIT_DIR)/$(NAME).socket'
 	rm -f '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
 	@if $(LIVE); then systemctl daemon-reload; fi
+
+# Debian's package of this tree, in dist/. Needs build-essential, debhelper and python3-venv.
+deb:
+	systemd/debian/build-package.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -78,6 +78,8 @@ class ServiceHost:
         _run("mount", "-t", "overlay", "overlay", "-o", layers, str(self.root))
         for wanted in (self.root / "etc/systemd/system").glob("*.wants"):
             shutil.rmtree(wanted)
+        # A container's, by which packages start no service there.
+        (self.root / "usr/sbin/policy-rc.d").unlink(missing_ok=True)
         self.write("/etc/fstab", "")
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
@@ -241,11 +243,16 @@ def unpack_source(host: ServiceHost) -> None:
     network for.
     """
     place = host.root / SOURCE.lstrip("/")
+    copy_source(place)
+    _fetch(place, host.root / _WHEELS.lstrip("/"))
+
+
+def copy_source(place: Path) -> None:
+    """The project's files, as an archive of it has them."""
     for name in _PARTS:
         shutil.copytree(_ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in _FILES:
         shutil.copy2(_ROOT / name, place / name)
-    _fetch(place, host.root / _WHEELS.lstrip("/"))
 
 
 def _fetch(source: Path, wheels: Path) -> None:
