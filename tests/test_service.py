@@ -352,7 +352,9 @@ def test_a_daemon_that_stalls_is_ended_by_the_watchdog(machine: Machine) -> None
     os.kill(before, signal.SIGSTOP)
     machine.host.wait_for(lambda: machine.host.show("NRestarts")["NRestarts"] == "1")
     machine.host.wait_for(lambda: machine.host.show("ActiveState")["ActiveState"] == "active")
-    assert "Watchdog timeout" in machine.host.journal()
+    journal = machine.host.journal()
+    assert "Watchdog timeout" in journal
+    assert "Fatal Python error: Aborted" in journal  # and the stack of every thread
     assert cards(machine.host.scrape()) == ["0", "1", "2", "3"]
     assert not Path(f"/proc/{before}").exists()
 
