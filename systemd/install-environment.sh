@@ -10,7 +10,8 @@ library=$1 target=${2:-}$1
 # The service may not look into home folders, where pyenv, conda and uv keep their interpreters.
 check='
 import os, sys
-home = os.path.realpath(sys.base_prefix).startswith(("/home/", "/root/", "/run/user/"))
+homes = ("/home/", "/run/user/", os.path.expanduser("~root") + "/")
+home = os.path.realpath(sys.base_prefix).startswith(homes)
 sys.exit("is %d.%d, and 3.11 or later is needed" % sys.version_info[:2] if sys.version_info < (3, 11)
          else "lies in a home folder, where the service may not look" if home else None)
 '

@@ -72,9 +72,9 @@ class ServiceHost:
         for folder in (self._upper, self.root):
             folder.mkdir()
         _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(self._upper))
-        for name in ("changed", "work"):
+        for name in ("changed", "scratch"):
             (self._upper / name).mkdir(mode=0o755)
-        layers = f"lowerdir=/,upperdir={self._upper}/changed,workdir={self._upper}/work"
+        layers = f"lowerdir=/,upperdir={self._upper}/changed,workdir={self._upper}/scratch"
         _run("mount", "-t", "overlay", "overlay", "-o", layers, str(self.root))
         for wanted in (self.root / "etc/systemd/system").glob("*.wants"):
             shutil.rmtree(wanted)

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from exporter.refusals import REFUSALS
-from tests.fakes import amd_smi, nvml, ze_loader
+from tests.fakes import amd_smi, cuda, nvml, ze_loader
 from tests.fakes.nvml import FakeNvml, equal_cards
 from tests.fakes.sysfs import FakeSys, IntelCard
 from tests.harness import Scrape, tool
 from tests.service_host import OFFLINE, OTHER_DEVICE, SOURCE, UNIT, ServiceHost, service_host, unpack_source
 from tests.test_amd_library import DPX, PARTS
 from tests.test_intel_sysman import gpu as sysman_gpu
+from tests.test_probed_fleets import MIXED, ORDER, STATED, to_cuda
 
 pytestmark = pytest.mark.e2e
 
@@ -44,17 +45,19 @@ class Machine:
         place.mkdir(mode=0o755)
         libraries = host.root / "usr/lib/x86_64-linux-gnu"
         shutil.copy2(nvml.build_or_skip(place / "build") / "libnvidia-ml.so.1", libraries)
+        shutil.copy2(cuda.build_or_skip(place / "build") / "libcuda.so.1", libraries)
         shutil.copy2(ze_loader.build_or_skip(place / "build"), libraries / ze_loader.SONAME)
         rocm = host.root / "opt/rocm/lib"
         rocm.mkdir(parents=True)
         shutil.copy2(amd_smi.build_or_skip(place / "build"), rocm / amd_smi.SONAME)
         self.nvml = FakeNvml(place)
-        self.nvml.write(equal_cards(4))
+        self.cuda = cuda.FakeCuda(place)
         amd_smi.FakeAmdSmi(place, rocm / amd_smi.SONAME).write(PARTS)
         ze_loader.FakeZeLoader(place, libraries / ze_loader.SONAME).write([sysman_gpu(ARC)])
         FakeSys(place).write([DPX, ARC])
         variables = {
             "FAKE_NVML_STATE": f"{FAKES}/nvml.state",
+            "FAKE_CUDA_STATE": f"{FAKES}/cuda.state",
             "FAKE_AMD_SMI_STATE": f"{FAKES}/amd_smi.state",
             "FAKE_ZE_STATE": f"{FAKES}/ze_loader.state",
             "OPTIONS": f"--path.sysfs={FAKES}/sys",
@@ -62,8 +65,9 @@ class Machine:
         host.write("/etc/default/gpu-fleet-exporter", "".join(f"{name}={text}\n" for name, text in variables.items()))
 
     def settle(self, settings: str = HOST) -> None:
-        """These settings, no drop-in, cards that answer, and a service that has just been started."""
+        """These settings, no drop-in, four equal cards that answer, and a service that has just been started."""
         self.nvml.write(equal_cards(4))
+        self.cuda.remove()
         self.host.write(SETTINGS, settings)
         shutil.rmtree(self.host.root / DROP_INS.lstrip("/"), ignore_errors=True)
         self.host.run("systemctl", "stop", SOCKET, UNIT)
@@ -84,6 +88,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with service_host(tmp_path_factory.mktemp("machine")) as host:
         unpack_source(host)
         found = Machine(host)
+        for name in ("group", "gshadow"):  # a host that has never had a GPU lacks these groups
+            place = host.root / "etc" / name
+            lines = place.read_text().splitlines(keepends=True)
+            place.write_text("".join(line for line in lines if not line.startswith(("video:", "render:"))))
         host.boot()
         host.do("make", "-C", SOURCE, "install", **OFFLINE)
         host.do("systemctl", "enable", "--now", UNIT)
@@ -225,6 +233,16 @@ def test_the_service_has_no_capability_and_no_way_to_one(machine: Machine) -> No
         assert set(status["Uid"].split()) != {"0"}
 
 
+def test_it_is_in_the_groups_of_the_device_files(machine: Machine, probed: dict[str, object]) -> None:
+    """They were made where they were missing: a service whose group does not exist is not started."""
+    lines = [line.split(":") for line in machine.host.do("getent", "group", "video", "render").splitlines()]
+    wanted = {int(number) for _, _, number, _ in lines}
+    assert len(wanted) == 2
+    groups = probed["groups"]
+    assert isinstance(groups, list)
+    assert wanted < set(groups)
+
+
 def test_it_writes_in_its_state_folder_alone(probed: dict[str, object]) -> None:
     """The system, the homes and other services' folders are read-only, or not there."""
     written = probed["write"]
@@ -288,6 +306,20 @@ def test_systemd_is_asked_which_units_have_a_device_filter(machine: Machine, pro
     told = machine.host.do("runuser", "-u", "gpu-fleet-exporter", "--", *python)
     assert told == "dbus.service False\ngpu-fleet-exporter.service True\n"
     assert probed["systemctl"] == "DevicePolicy=auto\n"
+
+
+def test_drivers_are_asked_within_the_sandbox(machine: Machine) -> None:
+    """The process that asks libcuda has what it needs: unlike cards have the driver's order."""
+    machine.settle(f"{HOST}  - {STATED}\n")
+    machine.nvml.write(MIXED)
+    machine.cuda.write([to_cuda(card) for card in MIXED], order=ORDER)
+    machine.host.do("systemctl", "restart", UNIT)
+    wanted = {"fleet": "stated", "vendor": "nvidia"}
+    page = machine.host.scrape_until(lambda page: bool(page.of("gpu_fleet_device_info", **wanted)))
+    found = page.of("gpu_fleet_device_info", **wanted)
+    assert {each.labels["evidence"] for each in found} == {"probed"}
+    shown = {each.labels["fleet_index"]: each.labels["physical_index"] for each in found}
+    assert shown == {"0": str(ORDER[0]), "1": str(ORDER[1])}
 
 
 # --- supervision
