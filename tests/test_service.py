@@ -71,6 +71,7 @@ class Machine:
         self.host.write(SETTINGS, settings)
         shutil.rmtree(self.host.root / DROP_INS.lstrip("/"), ignore_errors=True)
         self.host.run("systemctl", "stop", SOCKET, UNIT)
+        self.host.run("systemctl", "reset-failed")
         self.host.do("systemctl", "daemon-reload")
         self.host.do("systemctl", "start", UNIT)
 
@@ -485,6 +486,22 @@ def test_with_the_socket_no_scrape_is_lost_over_restarts(machine: Machine) -> No
     results = [scraper.communicate(timeout=30)[0].splitlines() for scraper in scrapers]
     assert [wrong for _, *wrong in results] == [[], [], [], []]
     assert all(int(answered) > 10 for answered, *_ in results)
+
+
+def test_with_the_socket_bad_settings_do_not_keep_the_host_busy(machine: Machine) -> None:
+    """A scrape that waits starts the daemon again and again, which comes to an end; once they are mended it goes on."""
+    host = machine.host
+    machine.settle()
+    host.do("systemctl", "stop", UNIT)
+    host.write(SETTINGS, "fleets: 3\n")
+    host.do("systemctl", "start", SOCKET)
+    connect = "import socket; socket.create_connection(('localhost', 10420), 30).recv(1)"
+    host.run("python3", "-c", connect)
+    host.wait_for(lambda: host.show("ActiveState", unit=SOCKET)["ActiveState"] == "failed", within=30)
+    host.write(SETTINGS, HOST)
+    host.do("systemctl", "reset-failed", UNIT, SOCKET)
+    host.do("systemctl", "start", SOCKET)
+    assert cards(host.scrape()) == ["0", "1", "2", "3"]
 
 
 def test_the_flag_wants_a_socket(machine: Machine) -> None:
