@@ -338,6 +338,19 @@ def test_the_status_line_says_what_there_is(machine: Machine) -> None:
     assert "backends down: nvidia (" in machine.host.show("StatusText")["StatusText"]
 
 
+def test_the_journal_has_the_levels(machine: Machine) -> None:
+    """`journalctl --priority=warning` shows the warnings and leaves out the rest, and no line shows how."""
+    machine.settle(f"{HOST}  - {{name: vulkan, runtime: vulkan}}\n")
+    invocation = machine.host.show("InvocationID")["InvocationID"]
+    shown = ["journalctl", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+    everything = machine.host.do(*shown).splitlines()
+    assert [line for line in everything if "msg=listening" in line]
+    warnings = machine.host.do(*shown, "--priority=warning").splitlines()
+    assert warnings == [line for line in everything if "level=warn" in line]
+    assert [line for line in warnings if 'msg="masks refused" fleet=vulkan' in line]
+    assert {line.partition("=")[0] for line in everything} == {"time"}
+
+
 def test_a_reload_takes_new_settings_and_keeps_the_processes(machine: Machine) -> None:
     """`systemctl reload` is SIGHUP, and the daemon and its workers stay who they were."""
     machine.settle()
