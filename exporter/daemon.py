@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from exporter import __version__, backends, config, fleets, masks
+from exporter import __version__, backends, capabilities, config, fleets, masks
 from exporter.collectors import ReloadStatus
 from exporter.config import Settings
 from exporter.errors import ConfigError
@@ -61,6 +61,7 @@ class Host:
 
     def __init__(self, options: Options, environ: Mapping[str, str], observe: Observe) -> None:
         """``observe`` is told of each finished cycle."""
+        capabilities.withhold()  # from what this thread starts: workers, threads, and what asks drivers
         self._options, self._environ = options, environ
         self._sources: dict[str, Source] = {}
         self._prober = Prober(environ)

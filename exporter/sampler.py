@@ -15,6 +15,7 @@ import msgspec
 
 from exporter import pci
 from exporter.attribution import attribute
+from exporter.backends import LENT_CAPABILITIES
 from exporter.binding import Bound, Known, bind
 from exporter.config import Mapping, Sampling
 from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome
@@ -40,7 +41,8 @@ class Source:
         self._look: threading.Thread | None = None
         arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
         named = () if library is None else (f"--library={library}",)
-        self.supervisor = Supervisor(vendor, (*arguments, *named), backoff=self._backoff)
+        lent = vendor in LENT_CAPABILITIES
+        self.supervisor = Supervisor(vendor, (*arguments, *named), lent=lent, backoff=self._backoff)
 
     def expected(self) -> bool:
         """Named by the settings, or seen on the bus.

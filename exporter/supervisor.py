@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporter import wire
+from exporter import capabilities, wire
 from exporter.model import Fault, VendorOutcome
 
 log = logging.getLogger("exporter.supervisor")
@@ -68,7 +68,7 @@ class Supervisor:
 
     ``hang_seconds`` is the hang verdict: a worker that does not answer for so long, or whose library does not start in
     that time, is ended, and no second one is started before the first is reaped. With ``users`` set, samples tell which
-    processes compute on the devices.
+    processes compute on the devices. The daemon's capabilities are ``lent`` to the worker, or it has none.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Supervisor:
         arguments: Sequence[str] = (),
         *,
         hang_seconds: float = 30.0,
+        lent: bool = False,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self.vendor = vendor
@@ -85,6 +86,7 @@ class Supervisor:
         # -P: the current directory is no place to import from; whoever may write there must not run as the daemon.
         self._arguments = (sys.executable, "-P", "-m", "exporter.worker", vendor, *arguments)
         self.served = False
+        self._capabilities = capabilities.lent if lent else contextlib.nullcontext
         self._backoff = backoff
         self._child: _Child | None = None
         self._cycle = 0
@@ -188,12 +190,13 @@ class Supervisor:
             return None
         try:
             # Blocks for a few milliseconds, and only when a worker starts.
-            process = subprocess.Popen(
-                (*self._arguments, *_CAUTION) if self.cautious else self._arguments,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=_worker_environment(),
-            )
+            with self._capabilities():
+                process = subprocess.Popen(
+                    (*self._arguments, *_CAUTION) if self.cautious else self._arguments,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=_worker_environment(),
+                )
         except OSError as error:
             ours.close()
             self._failed(Fault("crashed", f"the worker cannot be started: {error.strerror}"))

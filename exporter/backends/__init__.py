@@ -17,6 +17,10 @@ ON_REQUEST: tuple[str, ...] = ("simulated",)
 """Backends that serve only when the settings name them."""
 
 
+LENT_CAPABILITIES: tuple[str, ...] = ("intel",)
+"""Backends that use the daemon's capabilities, where it has any: Intel's counts the time of every process's clients."""
+
+
 def create(vendor: str, places: Places) -> Backend:
     """The vendor's backend, not opened yet."""
     module, _, name = BACKENDS[vendor].partition(":")
