@@ -68,7 +68,8 @@ install:
 # Settings, the state folder and the user stay: docs/installation.md says how they go.
 uninstall:
 	@if $(LIVE); then systemctl disable --now $(NAME).socket $(NAME).service 2>/dev/null || true; fi
-	rm -rf '$(DESTDIR)$(LIBRARY)' '$(DESTDIR)$(PREFIX)/share/$(NAME)' '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'
+	rm -rf '$(DESTDIR)$(LIBRARY)' '$(DESTDIR)$(LIBRARY).new' '$(DESTDIR)$(LIBRARY).old'
+	rm -rf '$(DESTDIR)$(PREFIX)/share/$(NAME)' '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'
 	rm -f '$(DESTDIR)$(PREFIX)/bin/$(NAME)' '$(DESTDIR)$(PREFIX)/share/man/man1/$(NAME).1'
 	rm -f '$(DESTDIR)$(UNIT_DIR)/$(NAME).service' '$(DESTDIR)$(UNIT_DIR)/$(NAME).socket'
 	rm -f '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'

@@ -30,6 +30,7 @@ from exporter.daemon import Daemon, Host, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
 from exporter.facts import FACTS
 from exporter.fleet_names import placeholders
+from exporter.fleets.processes import hidden as is_hidden
 from exporter.fleets.scanner import Scanner, runtimes_of
 from exporter.inventory import Inventory
 from exporter.model import Fleet, Inversion, Refusal, Snapshot
@@ -101,7 +102,8 @@ def _serve(options: argparse.Namespace) -> int:
     daemon_options, manager = _daemon_options(options), systemd.adopt(os.environ)
     if options.systemd_socket and not manager.sockets:
         raise InputError("--web.systemd-socket: systemd handed over no socket: is gpu-fleet-exporter.socket enabled?")
-    faulthandler.enable()  # where the watchdog ends a daemon that hangs, the log says where it hung
+    if sys.stderr is not None:
+        faulthandler.enable()  # where the watchdog ends a daemon that hangs, the log says where it hung
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon takes it for a reload
     load_settings(options.config_file)
     logs.configure(options.log_level, options.log_format)
@@ -233,12 +235,16 @@ def _explain_processes(options: argparse.Namespace) -> int:
         pids = list(scanner.at_work(runtimes_of(entry))) if options.all else [options.pid]
     except OSError as error:
         raise CouldNot(f"explain: {options.procfs}: {error.strerror}") from error
+    hidden = f"{options.procfs} does not show you the processes of other users" if is_hidden(options.procfs) else ""
     found = [_fleet_of(scanner, pid, entry, options) for pid in pids]
     if options.pid is not None:
         if found == [None]:
-            raise CouldNot(f"explain: no process {options.pid} is running, or it is the kernel's own")
+            why = f"seen: {hidden}" if hidden else "running, or it is the kernel's own"
+            raise CouldNot(f"explain: no process {options.pid} is {why}")
         snapshot = _snapshot(options, complete=True, others=[fleet for fleet in found if fleet])
         return _explain_fleets(snapshot, f"pid-{options.pid}")
+    if hidden:
+        print(f"{PROGRAM}: explain: {hidden}", file=sys.stderr)
     return _explain_fleets(_snapshot(options, complete=True, others=[fleet for fleet in found if fleet]), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from exporter import __version__, backends, capabilities, config, fleets, masks
 from exporter.collectors import ReloadStatus
 from exporter.config import Settings
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, CouldNot, ExporterError
 from exporter.fleets.watch import Watch
 from exporter.model import Fleet, Snapshot, VendorOutcome
 from exporter.probe import Prober
@@ -26,8 +27,8 @@ from exporter.web import app, server
 log = logging.getLogger("exporter.daemon")
 
 _STOP_SECONDS = 1.0
-# What a page may take that is asked for while the daemon stops.
-_LAST_PAGE_SECONDS = 0.5
+# What is waited for pages once the daemon stops: enough for cards that are slow, and within what a stop may take.
+_LAST_PAGES_SECONDS, _LEAST_PAGE_SECONDS = 1.5, 0.2
 _READY_SECONDS = 10.0
 
 
@@ -65,7 +66,8 @@ class Host:
         self._options, self._environ = options, environ
         self._sources: dict[str, Source] = {}
         self._prober = Prober(environ)
-        self._fleets = fleets.Fleets((), None)
+        self._fleets = self._starting = fleets.Fleets((), None)
+        self._ending = False
         self.sampler = Sampler(observe, self._prober)
         self.settings = Settings()
 
@@ -73,8 +75,10 @@ class Host:
         """Serve by these settings from now on, and ``others`` beside their fleets; returns the sources that are to be
         stopped. The processes are looked at first, so that their fleets are there when those of earlier settings go.
         """
-        watched = fleets.Fleets((*self._stated(settings), *others), self._watch(settings))
+        self._starting = watched = fleets.Fleets((*self._stated(settings), *others), self._watch(settings))
         await asyncio.to_thread(watched.start)
+        if self._ending:
+            raise CouldNot("the daemon is stopping")
         dropped = self._configure(settings, watched)
         self._fleets.stop()
         self._fleets = watched
@@ -120,6 +124,13 @@ class Host:
         """Wait for the drivers that are being asked."""
         await self._prober.answered(within_seconds)
 
+    def prepare_stop(self, within_seconds: float) -> None:
+        """Whoever waits for a snapshot has it within that time; whoever waits for processes waits no longer."""
+        self._ending = True
+        self.sampler.cut_short(within_seconds)
+        for watched in (self._fleets, self._starting):
+            watched.stop()
+
     async def stop(self, within_seconds: float) -> None:
         """End the workers, and whatever else was started."""
         await asyncio.gather(self.sampler.stop(within_seconds), self._prober.stop(within_seconds))
@@ -136,7 +147,7 @@ class Daemon:
         self._options, self._manager = options, manager
         self._transitions = Transitions()
         self._host = Host(options, environ, self._observe)
-        self._stopping = asyncio.Event()
+        self._stopping, self._stop_until = asyncio.Event(), math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
         self.telemetry_path = options.telemetry_path
@@ -153,8 +164,8 @@ class Daemon:
 
     async def snapshot(self, within_seconds: float) -> Snapshot:
         """The host's state now."""
-        within = min(within_seconds, _LAST_PAGE_SECONDS) if self._stopping.is_set() else within_seconds
-        return await self._host.sampler.snapshot(within)
+        left = max(self._stop_until - time.monotonic(), _LEAST_PAGE_SECONDS)
+        return await self._host.sampler.snapshot(min(within_seconds, left))
 
     def _observe(self, snapshot: Snapshot, outcomes: Sequence[VendorOutcome]) -> None:
         self._transitions.see(snapshot, outcomes)
@@ -168,6 +179,8 @@ class Daemon:
     async def reload(self) -> None:
         """Load the settings, build everything, then swap; a bad file keeps the old settings and raises."""
         async with self._reloading:
+            if self._stopping.is_set():
+                raise CouldNot("the daemon is stopping")
             if not self._started:
                 await self._reload()
                 return
@@ -177,24 +190,31 @@ class Daemon:
             finally:
                 self._manager.ready()
                 self._tell_status()
+            self._spawn(self._first_cycle())  # which the status line is of
 
     async def _reload(self) -> None:
-        path = self._options.config_file
+        path, ended = self._options.config_file, self.reload_status._replace(successful=False)
         try:
-            settings = load_settings(path)
+            for source in await self._host.take(load_settings(path)):
+                self._spawn(source.supervisor.stop(_STOP_SECONDS))
+            ended = ReloadStatus(True, time.time())
+            log.info("settings loaded", extra={"fields": {"file": path or "none"}})
         except ConfigError as error:
-            self.reload_status = self.reload_status._replace(successful=False)
             log.error("settings not loaded, the earlier ones hold", extra={"fields": {"error": error}})  # noqa: TRY400
             raise
-        for source in await self._host.take(settings):
-            self._spawn(source.supervisor.stop(_STOP_SECONDS))
-        self.reload_status = ReloadStatus(True, time.time())
-        log.info("settings loaded", extra={"fields": {"file": path or "none"}})
+        finally:
+            self.reload_status = ended
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("internal error", exc_info=error)
 
     async def run(self) -> None:
         """Start, serve, stop. Raises :class:`ExporterError` when it cannot start."""
@@ -210,7 +230,8 @@ class Daemon:
         self._spawn(self._warm_up())
         stopped = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
-        self._host.sampler.hurry(_LAST_PAGE_SECONDS)
+        self._stop_until = time.monotonic() + _LAST_PAGES_SECONDS
+        self._host.prepare_stop(_LAST_PAGES_SECONDS)
         http.should_exit = True
         await serving  # who waits for a page has it before the workers end
         await self._host.stop(_STOP_SECONDS)
@@ -244,7 +265,7 @@ class Daemon:
     async def _reload_on_signal(self) -> None:
         try:
             await self.reload()
-        except ConfigError:
+        except ExporterError:
             return  # logged, and visible in the reload series
 
     def _stop(self) -> None:

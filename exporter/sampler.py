@@ -100,6 +100,10 @@ def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
     )
 
 
+def _to_nobody(_snapshot: Snapshot, _outcomes: Sequence[VendorOutcome]) -> None:
+    """Hears nothing."""
+
+
 def _using(outcomes: Iterable[VendorOutcome]) -> dict[int, float]:
     """The processes that compute on any device, each with the earliest time at which that was asked."""
     found: dict[int, float] = {}
@@ -225,6 +229,13 @@ class Sampler:
             self._flight.within_seconds = min(self._flight.within_seconds, within_seconds)
             for source in self._sources.values():
                 source.supervisor.hurry(within_seconds)
+
+    def cut_short(self, within_seconds: float) -> None:
+        """The running cycle ends within that time, if there is one, and nobody is told of it or of a later one."""
+        self._observe = _to_nobody
+        self.hurry(within_seconds)
+        for source in self._sources.values():
+            source.supervisor.cut_short(within_seconds)
 
     def kill(self) -> None:
         """End every worker without waiting."""

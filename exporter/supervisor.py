@@ -57,6 +57,7 @@ class _Child:
         self.pending_cycle = 0
         self.pending_since = 0.0
         self.pending_until = 0.0
+        self.expiry: asyncio.Future[None] | None = None
         self.sampled = False
         self.retired = False  # it said that it ends by itself
         self.terminated = False  # we ended it
@@ -118,6 +119,13 @@ class Supervisor:
             child.pending_until = until
             child.writer.write(wire.frame(wire.Ask(child.pending_cycle, until - _ANSWER_MARGIN_SECONDS)))
 
+    def cut_short(self, within_seconds: float) -> None:
+        """The running ask ends within that time, whether the worker answers or not."""
+        self.hurry(within_seconds)
+        expiry = self._child.expiry if self._child is not None else None
+        if expiry is not None:
+            asyncio.get_running_loop().call_later(within_seconds, _expire, expiry)
+
     async def _answer(self, until: float) -> wire.Answer | Fault:
         child = self._child
         if child is None:
@@ -151,7 +159,10 @@ class Supervisor:
         child.pending_cycle, child.pending_since, child.pending_until = self._cycle, time.monotonic(), until
         # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.
         child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS, self.users)))
-        await asyncio.wait([pending], timeout=max(0.0, until - time.monotonic()))
+        child.expiry = asyncio.get_running_loop().create_future()
+        timeout = max(0.0, until - time.monotonic())
+        await asyncio.wait([pending, child.expiry], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        child.expiry = None
         if not pending.done():
             return self._note(
                 Fault("hung" if child.sampled else "starting", "the worker did not answer by the deadline")
@@ -289,6 +300,11 @@ class Supervisor:
         child.writer.close()
         if child.pending is not None:
             child.pending.cancel()
+
+
+def _expire(expiry: asyncio.Future[None]) -> None:
+    if not expiry.done():
+        expiry.set_result(None)
 
 
 def _worker_environment() -> dict[str, str]:

@@ -19,6 +19,8 @@ log = logging.getLogger("exporter.systemd")
 _FIRST_DESCRIPTOR = 3
 # Three times within the time that systemd waits: one late call of a busy host is no hang.
 _FEEDS = 3
+_AGAIN_SECONDS = 0.1
+_FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 _VARIABLES = (
     "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"
 )  # fmt: skip
@@ -34,6 +36,8 @@ class ServiceManager:
         self.sockets, self.watchdog_seconds = tuple(sockets), watchdog_seconds
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._status = ""
+        self._unsent: list[str] = []
+        self._stopping = False
 
     def ready(self) -> None:
         """The start, or a reload, is over."""
@@ -44,8 +48,9 @@ class ServiceManager:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The stop has begun."""
+        """The stop has begun. What would be said later than this would be untrue."""
         self._tell("STOPPING=1")
+        self._stopping = True
 
     def status(self, text: str) -> None:
         """The line that ``systemctl status`` shows; told where it is another than before."""
@@ -56,19 +61,32 @@ class ServiceManager:
     async def feed_watchdog(self) -> None:
         """For as long as the loop that runs this gets on; returns at once where nobody watches."""
         while self.watchdog_seconds is not None:
-            self._tell("WATCHDOG=1")
+            if not self._unsent:
+                self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_seconds / _FEEDS)
 
     def _tell(self, message: str) -> None:
         """Never waits, and never fails: a service manager that does not listen is no reason to serve no pages."""
-        if not self._address:
+        if not self._address or self._stopping:
             return
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as out:
-                out.sendto(message.encode(), self._address)
-        except OSError as error:
-            fields = {"message": message.partition("\n")[0], "error": error.strerror}
-            log.warning("the service manager cannot be told", extra={"fields": fields})
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        """What has not been sent, in its order; where the manager's queue is full the rest a moment later."""
+        while self._unsent:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+                    out.setblocking(False)
+                    out.sendto(self._unsent[0].encode(), self._address)
+            except BlockingIOError:
+                asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send)
+                return
+            except OSError as error:
+                fields = {"message": self._unsent[0].partition("\n")[0], "error": error.strerror}
+                log.warning("the service manager cannot be told", extra={"fields": fields})
+            del self._unsent[0]
 
 
 def adopt(environ: MutableMapping[str, str]) -> ServiceManager:
@@ -96,7 +114,8 @@ def _socket(descriptor: int) -> socket.socket:
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         raise InputError(f"descriptor {descriptor} from systemd: expected a socket: {error.strerror}") from error
-    if found.type != socket.SOCK_STREAM or not listens:
-        raise InputError(f"descriptor {descriptor} from systemd: expected a socket of ListenStream= with Accept=no")
+    if found.family not in _FAMILIES or found.type != socket.SOCK_STREAM or not listens:
+        expected = "a socket of ListenStream= with Accept=no, on a port or a path"
+        raise InputError(f"descriptor {descriptor} from systemd: expected {expected}")
     found.setblocking(False)
     return found

@@ -10,8 +10,8 @@ library=$1 target=${2:-}$1
 # The service may not look into home folders, where pyenv, conda and uv keep their interpreters.
 check='
 import os, sys
-homes = ("/home/", "/run/user/", os.path.expanduser("~root") + "/")
-home = os.path.realpath(sys.base_prefix).startswith(homes)
+homes = (os.path.realpath(home) + "/" for home in ("/home", "/run/user", os.path.expanduser("~root")))
+home = os.path.realpath(sys.base_prefix).startswith(tuple(homes))
 sys.exit("is %d.%d, and 3.11 or later is needed" % sys.version_info[:2] if sys.version_info < (3, 11)
          else "lies in a home folder, where the service may not look" if home else None)
 '
@@ -33,8 +33,11 @@ fi
 found=$("$found" -c 'import os, sys; print(os.path.realpath(sys.executable))')
 
 new=$target.new old=$target.old
+put_back() { [ -e "$target" ] || [ ! -e "$old" ] || mv "$old" "$target"; }
+trap 'put_back; rm -rf "$new"' EXIT
+trap 'exit 1' HUP INT TERM
+put_back # what an installation that was killed has left
 rm -rf "$new" "$old"
-trap 'rm -rf "$new"' EXIT
 mkdir -p "$(dirname "$target")"
 "$found" -m venv "$new" || { echo "$found cannot make environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 "$new/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --root-user-action=ignore '.[all]'

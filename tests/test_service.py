@@ -551,6 +551,7 @@ _FLEETS = """
   - {name: "every-{unit}", runtime: cuda, systemd_unit: "workload*"}
   - {name: search, runtime: cuda, pid_file: /opt/search.pid}
   - {name: none, runtime: cuda, pid_file: /opt/none.pid}
+  - {name: closed, runtime: cuda, pid_file: /opt/closed/search.pid}
 """
 
 
@@ -564,7 +565,9 @@ def workload(machine: Machine) -> Iterator[None]:
     third, first = equal_cards(4)[2].uuid, equal_cards(4)[0].uuid
     start = ["systemd-run", "--unit=workload", "--uid=games", f"--setenv=CUDA_VISIBLE_DEVICES={third},{first}"]
     machine.host.do(*start, "sleep", "1000")
-    machine.host.write("/opt/search.pid", machine.host.show("MainPID", unit="workload")["MainPID"])
+    for folder in ("/opt", "/opt/closed"):
+        machine.host.write(f"{folder}/search.pid", machine.host.show("MainPID", unit="workload")["MainPID"])
+    machine.host.do("chmod", "700", "/opt/closed")
     yield
     machine.host.do("systemctl", "stop", "workload")
 
@@ -575,11 +578,12 @@ def test_another_users_processes_need_the_drop_in_and_the_refusal_says_so(machin
     host = machine.host
     machine.settle(HOST + _FLEETS)
     page = host.scrape()
-    assert {name: refusal(page, name) for name in ("chat", "every-{unit}", "search", "none")} == {
+    assert {name: refusal(page, name) for name in ("chat", "every-{unit}", "search", "none", "closed")} == {
         "chat": "no-permission",
         "every-{unit}": "no-permission",
         "search": "no-permission",
         "none": "process-gone",
+        "closed": "no-permission",
     }
     explain = ["gpu-fleet-exporter", "explain", f"--config.file={SETTINGS}", "chat"]
     explained = host.run("runuser", "-u", "gpu-fleet-exporter", "--", *explain, FAKE_NVML_STATE=f"{FAKES}/nvml.state")
@@ -588,7 +592,7 @@ def test_another_users_processes_need_the_drop_in_and_the_refusal_says_so(machin
     assert f"to do: {REFUSALS['no-permission'].advice}" in explained.stdout
     machine.drop_in("process-fleets.conf")
     page = host.scrape()
-    for fleet in ("chat", "every-workload.service", "search"):
+    for fleet in ("chat", "every-workload.service", "search", "closed"):
         assert refusal(page, fleet) == ""
         found = page.of("gpu_fleet_device_info", fleet=fleet)
         assert {each.labels["fleet_index"]: each.labels["physical_index"] for each in found} == {"0": "2", "1": "0"}
@@ -596,6 +600,26 @@ def test_another_users_processes_need_the_drop_in_and_the_refusal_says_so(machin
     assert refusal(page, "every-{unit}") == ""
     two = f"{1 << 2 | 1 << 19:016x}"  # CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE
     assert capabilities(host) == {"daemon": two, "nvidia": "0" * 16, "amd": "0" * 16, "intel": two}
+
+
+@pytest.mark.usefixtures("workload")
+def test_explain_says_that_processes_are_hidden(machine: Machine) -> None:
+    """As whoever sees its own alone, it does not say that another's is not running."""
+    host = machine.host
+    machine.settle()
+    hidden = [
+        "systemd-run",
+        "--quiet",
+        "--pipe",
+        "--wait",
+        "--property=ProtectProc=invisible",
+        "--uid=gpu-fleet-exporter",
+    ]
+    pid = host.show("MainPID", unit="workload")["MainPID"]
+    told = host.run(*hidden, "gpu-fleet-exporter", "explain", "--pid", pid)
+    words = "/proc does not show you the processes of other users"
+    assert told.stderr == f"gpu-fleet-exporter: explain: no process {pid} is seen: {words}\n"
+    assert words in host.run(*hidden, "gpu-fleet-exporter", "explain", "--all").stderr
 
 
 def test_the_drop_in_for_intels_counters_grants_them_alone(machine: Machine) -> None:
@@ -632,6 +656,17 @@ def test_an_installation_that_fails_leaves_the_one_that_is_there(machine: Machin
     assert cards(machine.host.scrape()) == ["0", "1", "2", "3"]
     left = machine.host.do("find", "/usr/local/lib", "-maxdepth", "1", "-name", "gpu-*")
     assert left == "/usr/local/lib/gpu-fleet-exporter\n"
+
+
+def test_an_installation_that_was_killed_half_way_is_mended_by_the_next(machine: Machine) -> None:
+    """Between moving the old one away and the new one in: even a next that fails puts the old one back."""
+    machine.settle()
+    library = "/usr/local/lib/gpu-fleet-exporter"
+    machine.host.do("mv", library, f"{library}.old")
+    failed = machine.host.run("make", "-C", SOURCE, "install", PIP_NO_INDEX="1", PIP_FIND_LINKS="/opt/none")
+    assert failed.returncode != 0
+    machine.host.do("systemctl", "restart", UNIT)
+    assert cards(machine.host.scrape()) == ["0", "1", "2", "3"]
 
 
 def test_uninstalling_leaves_settings_and_state(machine: Machine) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,7 @@ import pytest
 from exporter.model import BackendStatus, Device, DeviceKey, Fault, FleetMapping, Inversion, Refusal, Snapshot
 from exporter.telemetry import status
 from tests.fakes.nvml import FakeNvml, equal_cards
-from tests.harness import Start, parse, run
+from tests.harness import Daemon, Scrape, Start, clean_environment, free_port, parse, run
 
 e2e = pytest.mark.e2e
 
@@ -137,6 +139,24 @@ def test_nobody_to_tell_is_no_reason_to_serve_no_pages(nvml: FakeNvml, start: St
     assert daemon.scrape().of("gpu_info")
 
 
+@e2e
+def test_what_the_queue_has_no_room_for_is_told_later(nvml: FakeNvml, start: Start, tmp_path: Path) -> None:
+    """A manager that is slow gets every message in the end, in its order; a start would time out without READY."""
+    listener = Listener(str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.sendto(b"full", listener.address)
+    daemon = start({**nvml.environment(), "NOTIFY_SOCKET": listener.address}, "{}")
+    daemon.scrape_until(lambda scrape: bool(scrape.of("gpu_info")))
+    time.sleep(0.3)
+    listener.wait_for("READY=1")
+    assert [message for message in listener.said if message != "full"] == ["STATUS=4 devices; 1 fleet", "READY=1"]
+    assert "cannot be told" not in daemon.log
+    listener.close()
+
+
 # --- what it gives
 
 _LAUNCHER = """
@@ -147,8 +167,10 @@ for kind in kinds:
     if kind.startswith("/"):
         made = socket.socket(socket.AF_UNIX); made.bind(kind)
     else:
-        made = socket.socket(type=socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM)
-        made.bind(("127.0.0.1", 0))
+        family = socket.AF_UNIX if kind == "packets" else socket.AF_INET
+        type = {"datagram": socket.SOCK_DGRAM, "packets": socket.SOCK_SEQPACKET}.get(kind, socket.SOCK_STREAM)
+        made = socket.socket(family, type)
+        made.bind("" if kind == "packets" else ("127.0.0.1", 0))
     if kind not in ("datagram", "deaf"):
         made.listen()
     aside.append(None if kind == "closed" else fcntl.fcntl(made.fileno(), fcntl.F_DUPFD, 100))
@@ -226,11 +248,9 @@ def test_sockets_that_are_meant_for_another_process_are_left_alone(nvml: FakeNvm
     assert refused.stderr.startswith("gpu-fleet-exporter: --web.systemd-socket: systemd handed over no socket")
 
 
-@pytest.mark.parametrize("kind", ["datagram", "deaf", "closed"])
+@pytest.mark.parametrize("kind", ["datagram", "packets", "deaf", "closed"])
 def test_a_descriptor_that_cannot_be_served_on_is_a_sentence(kind: str) -> None:
     """Status 2, naming the descriptor and what was expected."""
-    import subprocess
-
     command = _launch(kind)([sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0"])
     failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert failed.returncode == 2
@@ -279,16 +299,96 @@ def test_a_scrape_that_waits_for_a_hung_card_gets_its_page_before_the_end(nvml: 
     daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0, deadline_seconds: 60}")
     daemon.scrape()
     nvml.write(equal_cards(4), lines=["hang nvmlDeviceGetTemperatureV 2", "hang nvmlDeviceGetTemperature 2"])
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        time.sleep(0.5)
-        daemon.process.send_signal(signal.SIGTERM)
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    page = parse(answer.partition(b"\r\n\r\n")[2].decode())
+    page = _page_across_the_stop(daemon)
     assert page.value("gpu_exporter_backend_up", vendor="nvidia") == 1
     shown = {sample.labels["physical_index"] for sample in page.of("gpu_temperature_celsius")}
     assert shown == {"0", "1", "3"}
     assert daemon.process.wait(5) == 0
+
+
+@e2e
+def test_cards_that_are_slow_are_not_called_hung_at_the_end(nvml: FakeNvml, start: Start) -> None:
+    """A cycle that takes most of a second ends as ever, though the stop has begun."""
+    daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0}")
+    daemon.scrape()
+    nvml.write(equal_cards(4), lines=["slow nvmlDeviceGetTemperatureV * 800"])
+    page = _page_across_the_stop(daemon)
+    assert {page.state(physical_index=str(index)) for index in range(4)} == {"ok"}
+    assert len(page.of("gpu_temperature_celsius", fleet="host")) == 4
+    assert daemon.process.wait(5) == 0
+    assert "hung" not in daemon.log
+
+
+@e2e
+def test_a_worker_that_does_not_run_costs_nobody_the_page(nvml: FakeNvml, start: Start) -> None:
+    """Who waits for it has a page, with what else there is, when the daemon stops, and no error is logged."""
+    daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0, deadline_seconds: 60}")
+    daemon.scrape()
+    (worker,) = daemon.workers("nvidia")
+    os.kill(worker, signal.SIGSTOP)
+    page = _page_across_the_stop(daemon)
+    assert page.value("gpu_exporter_backend_up", vendor="nvidia") == 0
+    assert daemon.process.wait(5) == 0
+    assert "level=error" not in daemon.log
+    assert "backend down" not in daemon.log  # which nobody is to look into
+
+
+@e2e
+def test_a_reload_under_way_does_not_hold_up_a_stop(nvml: FakeNvml, start: Start, tmp_path: Path) -> None:
+    """Processes that hang in the kernel hold up the first look at them, which the reload waits for."""
+    listener = Listener(str(tmp_path / "notify"))
+    procfs = tmp_path / "proc"
+    for pid in range(1, 6):
+        (procfs / str(pid)).mkdir(parents=True)
+        os.mkfifo(procfs / str(pid) / "cmdline")
+    environment = {**nvml.environment(), "NOTIFY_SOCKET": listener.address}
+    daemon = start(environment, "{}", [f"--path.procfs={procfs}"])
+    listener.wait_for("READY=1")
+    daemon.config_path.write_text("fleets: [{name: x, process: {command: y}}]")
+    daemon.process.send_signal(signal.SIGHUP)
+    listener.wait_for(r"RELOADING=1\n.*")
+    time.sleep(0.2)
+    status, seconds = daemon.stop()
+    assert (status, listener.hear()[-1]) == (0, "STOPPING=1")
+    assert seconds < 2
+    listener.close()
+
+
+@e2e
+def test_it_serves_without_standard_error(nvml: FakeNvml, start: Start) -> None:
+    """Whoever starts it may have closed that."""
+    port = free_port()
+    command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} 2>&-"
+    process = subprocess.Popen(["sh", "-c", command], env=clean_environment(nvml.environment()))
+    try:
+        until = time.monotonic() + 10
+        while _connects(port) is False:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def _connects(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            return _get(connection).startswith(b"HTTP/1.1 200")
+    except ConnectionRefusedError:
+        return False
+
+
+def _page_across_the_stop(daemon: Daemon) -> Scrape:
+    """The page of one who waits for it when the daemon is told to stop."""
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        time.sleep(0.15)
+        daemon.process.send_signal(signal.SIGTERM)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    return parse(body.decode())
 
 
 # --- the status line

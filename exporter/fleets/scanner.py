@@ -137,12 +137,12 @@ class Scanner:
         return [(place, values) for place, values in found if values is not None]
 
     def _lives_of(self, entry: FleetSettings, pids: Pids, members: dict[int, Member | None]) -> Iterator[Lives]:
-        gone, unseen = f"no process of the {_source_words(entry)}", True
+        gone, unseen, forbidden = f"no process of the {_source_words(entry)}", True, False
         if entry.pid_file is not None:
             try:
                 pids = {entry.name: [self._pid_files.process(entry.pid_file)]}
             except PidFileError as error:
-                gone, unseen = str(error), error.unseen
+                gone, unseen, forbidden = str(error), error.unseen, error.forbidden
         one_workload, runtimes = not placeholders(entry.name), runtimes_of(entry)
         found = False
         for name, numbers in sorted(pids.items()):
@@ -153,7 +153,9 @@ class Scanner:
                 programs = ((member.incarnation, member.span.latest) for member in group.members)
                 ordered = sorted(programs, key=lambda program: (program[0].started, program[0].pid))
                 yield Lives(self._fleet(entry, name + ending, group), tuple(ordered))
-        if not found and unseen and processes.hidden(self._procfs):
+        if forbidden:
+            yield _none(entry, Refusal("no-permission", gone))
+        elif not found and unseen and processes.hidden(self._procfs):
             detail = f"{self._procfs} does not show the processes of other users; of those that are shown: {gone}"
             yield _none(entry, Refusal("no-permission", detail))
         elif one_workload and not found:

@@ -127,15 +127,14 @@ def _runs(command: Pattern, user: Pattern | None) -> Match:
 
 
 class PidFileError(Exception):
-    """A pid file names no process that is running; the message says why. ``unseen`` is whether it names one that is
-    not among those that the exporter sees.
+    """A pid file names no process that is running; the message says why.
+
+    ``unseen``: it names one that is not among those that the exporter sees. ``forbidden``: it may not be read.
     """
 
-    unseen = False
-
-
-class _UnseenError(PidFileError):
-    unseen = True
+    def __init__(self, message: str, *, unseen: bool = False, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.unseen, self.forbidden = unseen, forbidden
 
 
 class _Version(NamedTuple):
@@ -168,14 +167,15 @@ class PidFiles:
             words = read_regular(path, _LONGEST_PID_FILE).split()
         except OSError as error:
             self._seen[path] = None
-            raise PidFileError(f"{path}: cannot be read: {error.strerror}") from error
+            forbidden = isinstance(error, PermissionError)
+            raise PidFileError(f"{path}: cannot be read: {error.strerror}", forbidden=forbidden) from error
         self._seen[path] = version
         if not words or not words[0].isdigit() or int(words[0]) == 0:
             raise PidFileError(f"{path}: expected the number of a process")
         pid = int(words[0])
         found = processes.stat(self._procfs, pid)
         if found is None:
-            raise _UnseenError(f"{path} names the process {pid}, which is not running")
+            raise PidFileError(f"{path} names the process {pid}, which is not running", unseen=True)
         late = found.incarnation.started_seconds - version.latest
         if late > 0:
             raise PidFileError(f"{path} names the process {pid}, which was started after the file was written")

@@ -70,7 +70,7 @@ class Watch:
         """Look for the first time, and from now on; waits for the first look, though not for ever."""
         self._look_in_a_thread()
         until = time.monotonic() + _FIRST_SCAN_SECONDS
-        while not self._first.wait(0.05) and time.monotonic() < until:
+        while not self._stopped.is_set() and not self._first.wait(0.05) and time.monotonic() < until:
             self._see_to_the_thread()
 
     @property

@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 16 * 1024
 HEAD_SECONDS = 10.0
 _LAST_HEAD_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 30
-_GRACEFUL_SECONDS = 1
+_GRACEFUL_SECONDS = 2
 _BACKLOG = 128
 
 
@@ -182,6 +182,6 @@ def addresses(sockets: Sequence[socket.socket]) -> list[str]:
 
 def _host_and_port(name: Any) -> str:
     if not isinstance(name, tuple):
-        return f"unix:{name}"
+        return f"unix:{name if isinstance(name, str) else '@' + name[1:].decode(errors='replace')}"
     host, port = name[0], name[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
