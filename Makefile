@@ -11,6 +11,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PREFIX ?= /usr/local
 DESTDIR ?=
 NAME := gpu-fleet-exporter
+override PREFIX := $(patsubst %/,%,$(PREFIX))
 LIBRARY := $(PREFIX)/lib/$(NAME)
 # systemd looks for units in these folders alone.
 LOOKED_IN := $(filter /usr /usr/local,$(PREFIX))
@@ -49,7 +50,7 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.masks_page
 
 install:
-	PYTHON='$(INSTALL_PYTHON)' systemd/install-environment.sh '$(LIBRARY)' '$(DESTDIR)'
+	PYTHON='$(INSTALL_PYTHON)' systemd/install-environment.sh build '$(LIBRARY)' '$(DESTDIR)'
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNIT_DIR)'
 	ln -sfn ../lib/$(NAME)/bin/$(NAME) '$(DESTDIR)$(PREFIX)/bin/$(NAME)'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$(NAME).service > '$(DESTDIR)$(UNIT_DIR)/$(NAME).service'
@@ -58,22 +59,28 @@ install:
 	install -D -m 644 systemd/sysusers.conf '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml prometheus/scrape.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/prometheus' prometheus/scrape.yaml
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md
-	[ -e '$(SETTINGS)' ] || install -D -m 644 config.example.yaml '$(SETTINGS)'
+	[ -e '$(SETTINGS)' ] || [ -L '$(SETTINGS)' ] || install -D -m 644 config.example.yaml '$(SETTINGS)'
+	systemd/install-environment.sh swap '$(LIBRARY)' '$(DESTDIR)'
 	@if $(LIVE); then \
 	  systemd-sysusers $(NAME).conf && systemctl daemon-reload && systemctl try-restart $(NAME).service && \
 	  echo 'Installed. To start it, now and at each boot: systemctl enable --now $(NAME)'; fi
 
-# Settings, the state folder and the user stay: docs/installation.md says how they go.
+# Settings, the state folder and the user stay: docs/installation.md says how they go. Units of this name that lie elsewhere are
+# another installation's.
 uninstall:
-	@if $(LIVE); then systemctl disable --now $(NAME).socket $(NAME).service 2>/dev/null || true; fi
+	@if $(LIVE); then for unit in $(NAME).socket $(NAME).service; do \
+	  if [ "$$(systemctl show --property=FragmentPath --value $$unit)" -ef '$(UNIT_DIR)'/$$unit ]; then \
+	    systemctl disable --now $$unit; fi; done; fi
 	rm -rf '$(DESTDIR)$(LIBRARY)' '$(DESTDIR)$(LIBRARY).new' '$(DESTDIR)$(LIBRARY).old'
 	rm -rf '$(DESTDIR)$(PREFIX)/share/$(NAME)' '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'
 	rm -f '$(DESTDIR)$(PREFIX)/bin/$(NAME)' '$(DESTDIR)$(PREFIX)/share/man/man1/$(NAME).1'
 	rm -f '$(DESTDIR)$(UNIT_DIR)/$(NAME).service' '$(DESTDIR)$(UNIT_DIR)/$(NAME).socket'
 	rm -f '$(DESTDIR)$(SYSUSERS_DIR)/$(NAME).conf'
-	@if $(LIVE); then systemctl daemon-reload; fi
+	@if $(LIVE); then systemctl daemon-reload; ! systemctl cat $(NAME).service >/dev/null 2>&1 || \
+	  echo 'Another installation is left. To start it, now and at each boot: systemctl enable --now $(NAME)'; fi
 
 # Debian's package of this tree, in dist/. Needs build-essential, debhelper and python3-venv.
 deb:

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from exporter import __version__
 from exporter.drivers import DRIVERS, ask
 from exporter.drivers.calls import Refused
-from exporter.parent import end_with_the_parent
+from exporter.parent import end_unless_of_version, end_with_the_parent
 from exporter.wire import DriverAnswer, driver_line
 
 
@@ -24,7 +25,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """The process: never returns, as what libraries leave to be run at the end may hang."""
     parser = argparse.ArgumentParser(prog="exporter.asking")
     parser.add_argument("runtime", choices=sorted(DRIVERS))
-    runtime: str = parser.parse_args(arguments).runtime
+    parser.add_argument("--daemon-version", default=__version__)
+    options = parser.parse_args(arguments)
+    end_unless_of_version(options.daemon_version)
+    runtime: str = options.runtime
     status = 1
     try:
         end_with_the_parent()

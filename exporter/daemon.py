@@ -225,7 +225,8 @@ class Daemon:
         http = server.Server(app.create(self))
         serving = asyncio.create_task(http.serve(sockets))
         for address in server.addresses(sockets):
-            fields = {"address": address, "url": f"http://{address}/", "version": __version__}
+            url = None if address.startswith("unix:") else f"http://{address}/"
+            fields = {"address": address, "url": url, "version": __version__}
             log.info("listening", extra={"fields": fields})
         self._spawn(self._warm_up())
         stopped = asyncio.create_task(self._stopping.wait())

@@ -9,7 +9,11 @@ import signal
 import socket
 from collections.abc import Iterator
 
+from exporter import __version__
 from exporter.wire import HEADER, MAX_FRAME_BYTES, Ask, decode_ask
+
+OTHER_VERSION = 78
+"""The exit status of a child that is not of the daemon's version."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -33,6 +37,14 @@ def _receive(parent: socket.socket, length: int) -> bytes:
             return b""
         data += piece
     return bytes(data)
+
+
+def end_unless_of_version(daemon: str) -> None:
+    """A daemon that was upgraded and not restarted starts children of the new program: what they would tell it may mean
+    something else by now.
+    """
+    if daemon != __version__:
+        os._exit(OTHER_VERSION)
 
 
 def end_with_the_parent() -> None:

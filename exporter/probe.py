@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from exporter import __version__
 from exporter.masks import RUNTIMES
 from exporter.probing import Question
 from exporter.wire import DriverAnswer, decode_driver_line
@@ -112,7 +113,7 @@ class Prober:
 
     async def _ask(self, question: Question) -> DriverAnswer:
         """One answer; what prevents one is its fault."""
-        command = (sys.executable, "-P", "-m", "exporter.asking", question.runtime)
+        command = (sys.executable, "-P", "-m", "exporter.asking", question.runtime, f"--daemon-version={__version__}")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

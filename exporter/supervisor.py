@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from exporter import capabilities, wire
+from exporter import __version__, capabilities, wire
 from exporter.model import Fault, VendorOutcome
+from exporter.parent import OTHER_VERSION
 
 log = logging.getLogger("exporter.supervisor")
 
@@ -85,7 +86,8 @@ class Supervisor:
         self.hang_seconds = hang_seconds
         self.users = False
         # -P: the current directory is no place to import from; whoever may write there must not run as the daemon.
-        self._arguments = (sys.executable, "-P", "-m", "exporter.worker", vendor, *arguments)
+        start = (sys.executable, "-P", "-m", "exporter.worker", vendor)
+        self._arguments = (*start, f"--daemon-version={__version__}", *arguments)
         self.served = False
         self._capabilities = capabilities.lent if lent else contextlib.nullcontext
         self._backoff = backoff
@@ -314,6 +316,8 @@ def _worker_environment() -> dict[str, str]:
 
 
 def _ending(returncode: int) -> str:
+    if returncode == OTHER_VERSION:
+        return "the worker is of another version: the exporter was upgraded, and has to be restarted"
     if returncode >= 0:
         return f"the worker ended with status {returncode}"
     try:

@@ -20,6 +20,7 @@ _FIRST_DESCRIPTOR = 3
 # Three times within the time that systemd waits: one late call of a busy host is no hang.
 _FEEDS = 3
 _AGAIN_SECONDS = 0.1
+_MOST_DIGITS = 18
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 _VARIABLES = (
     "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"
@@ -84,7 +85,7 @@ class ServiceManager:
                 asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send)
                 return
             except OSError as error:
-                fields = {"message": self._unsent[0].partition("\n")[0], "error": error.strerror}
+                fields = {"message": self._unsent[0].partition("\n")[0], "error": error.strerror or error}
                 log.warning("the service manager cannot be told", extra={"fields": fields})
             del self._unsent[0]
 
@@ -95,16 +96,22 @@ def adopt(environ: MutableMapping[str, str]) -> ServiceManager:
     Raises :class:`InputError` for a socket that no pages can be served on.
     """
     given = {name: environ.pop(name, "") for name in _VARIABLES}
-    watched = given["WATCHDOG_PID"] in ("", str(os.getpid())) and given["WATCHDOG_USEC"].isdecimal()
-    seconds = int(given["WATCHDOG_USEC"]) / 1e6 if watched else 0.0
-    return ServiceManager(_sockets(given), given["NOTIFY_SOCKET"], seconds or None)
+    watched = given["WATCHDOG_PID"] in ("", str(os.getpid()))
+    seconds = _number(given["WATCHDOG_USEC"]) / 1e6 if watched else 0.0
+    address = given["NOTIFY_SOCKET"] if given["NOTIFY_SOCKET"].startswith(("/", "@")) else ""
+    return ServiceManager(_sockets(given), address, seconds or None)
+
+
+def _number(text: str) -> int:
+    """0 for what is none, or none that systemd would say."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _sockets(given: MutableMapping[str, str]) -> tuple[socket.socket, ...]:
     """Those from descriptor 3 on, if they are meant for this process and not for one that started it."""
-    if given["LISTEN_PID"] != str(os.getpid()) or not given["LISTEN_FDS"].isdecimal():
+    if given["LISTEN_PID"] != str(os.getpid()):
         return ()
-    return tuple(_socket(_FIRST_DESCRIPTOR + place) for place in range(int(given["LISTEN_FDS"])))
+    return tuple(_socket(_FIRST_DESCRIPTOR + place) for place in range(_number(given["LISTEN_FDS"])))
 
 
 def _socket(descriptor: int) -> socket.socket:

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from exporter import backends
+from exporter import __version__, backends
 from exporter.backends.base import Backend, Places
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, User, VendorSample
-from exporter.parent import asks, end_with_the_parent
+from exporter.parent import asks, end_unless_of_version, end_with_the_parent
 from exporter.wire import Answer, Ask, frame
 
 LIBRARY = "library"
@@ -364,7 +364,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--path.procfs", dest="procfs", default="/proc")
     parser.add_argument("--library", dest="shared_object", metavar="FILE")
     parser.add_argument("--cautious", action="store_true")
+    parser.add_argument("--daemon-version", default=__version__)
     options = parser.parse_args(arguments)
+    end_unless_of_version(options.daemon_version)
     end_with_the_parent()
     # Control-C at a terminal reaches the whole process group; the parent decides when a worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

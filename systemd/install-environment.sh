@@ -1,19 +1,45 @@
 #!/bin/sh
-# install-environment.sh LIBDIR [DESTDIR]: the program and all that it needs, in a Python environment of its own at
-# DESTDIR/LIBDIR that will run as LIBDIR. It is made beside the one that is there, which a failure leaves as it was.
-# PYTHON names the interpreter; without it, it is one of the system's that is new enough.
+# install-environment.sh build|swap LIBDIR [DESTDIR]: the program and all that it needs, in a Python environment of its own at
+# DESTDIR/LIBDIR that will run as LIBDIR. It is built beside the one that is there, tried, and then put in its place; a
+# failure leaves the one that is there as it was. PYTHON names the interpreter; without it, it is one of the system's that
+# is new enough.
 set -eu
 umask 022
 cd "$(dirname "$0")/.."
-library=$1 target=${2:-}$1
+step=$1 library=$2 target=${3:-}$2
+new=$target.new old=$target.old
 
-# The service may not look into home folders, where pyenv, conda and uv keep their interpreters.
+if [ "$step" = swap ]; then
+  trap '[ -e "$target" ] || [ ! -e "$old" ] || mv "$old" "$target"' EXIT
+  trap 'exit 1' HUP INT TERM
+  [ ! -e "$target" ] || mv "$target" "$old"
+  mv "$new" "$target"
+  rm -rf "$old"
+  exit
+fi
+
+# It stands in units, in the first line of a program, and in this project's Makefile.
+case $library in
+  *[!A-Za-z0-9._/+-]* | [!/]*)
+    echo "PREFIX: found '${library%/lib/*}', expected an absolute path of letters, digits and ._+-" >&2
+    exit 1 ;;
+esac
+case $(realpath -m "$library") in
+  "$(realpath -m /home)"/* | "$(realpath -m ~root)"/* | /run/user/* | /tmp/* | /var/tmp/*)
+    echo "PREFIX: found '${library%/lib/*}', where the service may not look" >&2
+    exit 1 ;;
+esac
+# Packages that these name would be taken for there already, or put elsewhere.
+unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT
+
+# The service may not look into home folders, where pyenv, conda and uv keep their interpreters, and has its own /tmp.
 check='
 import os, sys
-homes = (os.path.realpath(home) + "/" for home in ("/home", "/run/user", os.path.expanduser("~root")))
-home = os.path.realpath(sys.base_prefix).startswith(tuple(homes))
+hidden = ("/home", "/run/user", "/tmp", "/var/tmp", os.path.expanduser("~root"))
+place = os.path.realpath(sys.base_prefix)
+home = place.startswith(tuple(os.path.realpath(folder) + "/" for folder in hidden))
 sys.exit("is %d.%d, and 3.11 or later is needed" % sys.version_info[:2] if sys.version_info < (3, 11)
-         else "lies in a home folder, where the service may not look" if home else None)
+         else "lies in " + place + ", where the service may not look" if home else None)
 '
 if [ -n "${PYTHON:-}" ]; then
   found=$(command -v "$PYTHON") || { echo "PYTHON=$PYTHON: there is no such program" >&2; exit 1; }
@@ -32,16 +58,17 @@ fi
 # By its full version: with another one, after an upgrade of the system, nothing of this would be found.
 found=$("$found" -c 'import os, sys; print(os.path.realpath(sys.executable))')
 
-new=$target.new old=$target.old
-put_back() { [ -e "$target" ] || [ ! -e "$old" ] || mv "$old" "$target"; }
-trap 'put_back; rm -rf "$new"' EXIT
-trap 'exit 1' HUP INT TERM
-put_back # what an installation that was killed has left
+# What an installation that was killed has left.
+[ -e "$target" ] || [ ! -e "$old" ] || mv "$old" "$target"
 rm -rf "$new" "$old"
-mkdir -p "$(dirname "$target")"
+mkdir -p "$new"
+trap '[ $? = 0 ] || rm -rf "$new"' EXIT
+trap 'exit 1' HUP INT TERM
 "$found" -m venv "$new" || { echo "$found cannot make environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
-"$new/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --root-user-action=ignore '.[all]'
-"$new/bin/python" -m pip uninstall --quiet --yes --root-user-action=ignore setuptools pip 2>/dev/null
+pip() { "$new/bin/python" -I -m pip --disable-pip-version-check "$@"; }
+pip install --quiet --no-compile --root-user-action=ignore '.[all]'
+pip check --quiet
+pip uninstall --quiet --yes --root-user-action=ignore setuptools pip 2>/dev/null
 # What is left is the interpreter and the program, under the name that it is to have.
 find "$new/bin" -mindepth 1 ! -name 'python*' -delete
 rm -rf "$new/include" "$new/share"
@@ -58,6 +85,4 @@ chmod 755 "$new/bin/gpu-fleet-exporter"
 sed -i '/^command = /d' "$new/pyvenv.cfg"
 "$found" -m compileall -q -s "$new" -p "$library" --invalidation-mode checked-hash "$new/lib"
 
-[ ! -e "$target" ] || mv "$target" "$old"
-mv "$new" "$target"
-rm -rf "$old"
+"$new/bin/python3" -I -m exporter --version > /dev/null

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.parent import OTHER_VERSION
 from tests.fakes.nvml import FakeNvml, Gpu, Mig, build_or_skip, equal_cards
 from tests.harness import Scrape, Start, clean_environment, parse
 
@@ -589,6 +591,23 @@ def test_a_text_that_is_none_costs_that_text(nvml: FakeNvml, start: Start) -> No
     card = dataclasses.replace(equal_cards(1)[0], name="L40S \udcff")
     nvml.write([card], driver="550 \udcfe")
     assert readings(start(nvml.environment(), FRESH).scrape(), "0") == len(READINGS)
+
+
+def test_a_daemon_that_was_upgraded_starts_no_worker_of_the_new_version(
+    nvml: FakeNvml, tmp_path: Path, start: Start
+) -> None:
+    """What it would tell could mean something else by now: the backend is down, and the log says what to do."""
+    shutil.copytree(Path(__file__).parents[1] / "exporter", tmp_path / "installed/exporter")
+    daemon = start(nvml.environment(), None, [], lambda command: ["env", "-C", str(tmp_path / "installed"), *command])
+    assert daemon.scrape().value("gpu_exporter_backend_up", vendor="nvidia") == 1
+    (tmp_path / "installed/exporter/__init__.py").write_text('__version__ = "99.0"\n')
+    (worker,) = daemon.workers("nvidia")
+    os.kill(worker, signal.SIGKILL)
+    daemon.scrape_until(lambda scrape: scrape.value("gpu_exporter_backend_up", vendor="nvidia") == 0)
+    daemon.wait_for_log("the worker is of another version: the exporter was upgraded, and has to be restarted")
+    for name in ("worker nvidia", "asking cuda"):
+        command = [sys.executable, "-m", *f"exporter.{name}".split(), "--daemon-version=0"]
+        assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == OTHER_VERSION
 
 
 def test_the_worker_imports_nothing_from_the_current_directory(nvml: FakeNvml, tmp_path: Path) -> None:

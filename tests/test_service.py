@@ -131,7 +131,7 @@ def test_prometheus_has_the_series_of_every_vendor(machine: Machine) -> None:
     """From make install to a real Prometheus with the scrape configuration that is shipped."""
     prometheus, promtool = tool("prometheus"), tool("promtool")
     machine.settle()
-    shipped = machine.host.do("cat", "/usr/local/share/doc/gpu-fleet-exporter/scrape.yaml")
+    shipped = machine.host.do("cat", "/usr/local/share/doc/gpu-fleet-exporter/prometheus/scrape.yaml")
     machine.host.write("/opt/prometheus.yaml", shipped.replace("scrape_interval: 15s", "scrape_interval: 1s"))
     flags = ["--config.file=/opt/prometheus.yaml", "--storage.tsdb.path=/tmp/tsdb"]
     machine.host.do("sed", "-i", "s/scrape_timeout: 10s/scrape_timeout: 1s/", "/opt/prometheus.yaml")
@@ -190,7 +190,8 @@ def owner(pid):
 found = {
     "user": os.getuid(), "groups": sorted(os.getgroups()),
     "write": {folder: written(folder) for folder in
-              ("/", "/etc", "/usr", "/var", "/var/lib", "/opt", "/root", "/home", "/dev/shm", os.environ["HOME"])},
+              ("/", "/etc", "/usr", "/var", "/var/lib", "/opt", "/root", "/home", "/run", "/run/lock", "/dev",
+               "/dev/mqueue", "/dev/shm", "/tmp", "/var/tmp", os.environ["HOME"])},
     "device": {path: opened(path) for path in DEVICES},
     "others": [pid for pid in os.listdir("/proc") if pid.isdigit() and owner(pid) != os.getuid()],
     "first": opened("/proc/1/stat", os.O_RDONLY), "meminfo": opened("/proc/meminfo", os.O_RDONLY),
@@ -202,7 +203,7 @@ found = {
     "ptrace": tried(lambda: call("ptrace", 0, 0, 0, 0)),
     "perf": tried(lambda: call("syscall", 298, 0, 0, -1, -1, 0)),
     "setuid": tried(lambda: os.setuid(0)),
-    "tmp": os.listdir("/tmp"),
+    "tmp": [name for folder in ("/tmp", "/dev/shm") for name in os.listdir(folder) if name != "probe"],
     "systemctl": subprocess.run(["systemctl", "show", "--property=DevicePolicy", "--", "system.slice"],
                                 capture_output=True, text=True).stdout,
 }
@@ -220,7 +221,9 @@ def probed(machine: Machine) -> dict[str, object]:
     unit = re.sub(r"^ExecStart=.*$", "ExecStart=/usr/bin/python3 /opt/probe.py", unit, flags=re.MULTILINE)
     unit = re.sub(r"^(Restart|WatchdogSec|ExecReload).*\n", "", unit, flags=re.MULTILINE)
     host.write("/etc/systemd/system/probe.service", unit)
-    host.do("touch", "/tmp/of-the-host")  # noqa: S108
+    host.do("touch", "/tmp/of-the-host", "/dev/shm/of-the-host")  # noqa: S108
+    host.do("chmod", "1777", "/run/lock")
+    host.do("mkdir", "-p", "-m", "1777", "/dev/mqueue")
     host.do("systemctl", "daemon-reload")
     host.do("systemctl", "start", "probe.service")
     line = next(line for line in host.journal("probe.service").splitlines() if line.startswith("{"))
@@ -254,12 +257,14 @@ def test_it_is_in_the_groups_of_the_device_files(machine: Machine, probed: dict[
     assert wanted < set(groups)
 
 
-def test_it_writes_in_its_state_folder_alone(probed: dict[str, object]) -> None:
+def test_it_writes_in_its_state_folder_alone(machine: Machine, probed: dict[str, object]) -> None:
     """The system, the homes and other services' folders are read-only, or not there."""
     written = probed["write"]
     assert isinstance(written, dict)
     assert written.pop("/var/lib/gpu-fleet-exporter") == "done"
-    assert written.pop("/dev/shm") == "done"  # noqa: S108  (its own, and gone with it)
+    for own in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        assert written.pop(own) == "done"
+        assert machine.host.run("ls", f"{own}/probe").returncode != 0  # its own, and gone with it
     assert set(written.values()) <= {"EROFS", "EACCES", "EPERM"}
     assert probed["tmp"] == []
 
@@ -381,9 +386,8 @@ def test_a_reload_of_a_bad_file_fails_and_leaves_the_daemon_alone(machine: Machi
     assert f"{SETTINGS}:1: fleets[0].runtme" in machine.host.journal()
     page = machine.host.scrape()
     assert cards(page, "one") == ["1"]
-    assert page.value("gpu_exporter_config_last_reload_successful") == 1
-    machine.host.do("systemctl", "kill", "--kill-who=main", "--signal=HUP", UNIT)
-    machine.host.wait_for(lambda: machine.host.show("StatusText")["StatusText"].startswith("settings not loaded"))
+    assert page.value("gpu_exporter_config_last_reload_successful") == 0
+    assert machine.host.show("StatusText")["StatusText"].startswith("settings not loaded, the earlier ones hold; ")
     assert machine.host.show("ActiveState")["ActiveState"] == "active"
 
 
@@ -645,6 +649,68 @@ def test_installing_again_keeps_the_settings_and_restarts_the_service(machine: M
     assert machine.host.main_pid() != before
     assert machine.host.do("cat", SETTINGS) == ONE
     assert cards(machine.host.scrape(), "one") == ["1"]
+
+
+# An interpreter in another place, and what has to be there to take it for its own.
+_OWN = "/tmp/own"  # noqa: S108
+_PYTHON = "/usr/bin/python3 /usr/bin/python3.[0-9][0-9] /usr/lib/python3.[0-9][0-9]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"PREFIX": "/opt/my gpu"}, "PREFIX: found '/opt/my gpu', expected an absolute path"),
+        ({"PREFIX": "/opt/a&b"}, "PREFIX: found '/opt/a&b', expected an absolute path"),
+        ({"PREFIX": "relative"}, "PREFIX: found 'relative', expected an absolute path"),
+        ({"PREFIX": "/home/x"}, "PREFIX: found '/home/x', where the service may not look"),
+        ({"PYTHON": "/opt/none"}, "PYTHON=/opt/none: there is no such program"),
+        ({"PYTHON": f"{_OWN}/bin/python3"}, f"lies in {_OWN}, where the service may not look"),
+    ],
+)
+def test_what_could_not_run_is_not_installed(machine: Machine, settings: dict[str, str], complaint: str) -> None:
+    """A folder or an interpreter that the service may not see, or a name that means something to a shell: a sentence,
+    and the installation that is there runs on.
+    """
+    machine.settle()
+    before = machine.host.main_pid()
+    machine.host.do("sh", "-c", f"mkdir -p {_OWN} && cp -r --parents {_PYTHON} {_OWN} && cp -r {_OWN}/usr/* {_OWN}")
+    failed = machine.host.run("make", "-C", SOURCE, "install", *(f"{name}={text}" for name, text in settings.items()))
+    assert failed.returncode != 0
+    assert complaint in failed.stderr
+    assert machine.host.main_pid() == before
+    assert cards(machine.host.scrape()) == ["0", "1", "2", "3"]
+
+
+def test_settings_behind_a_link_are_not_overwritten(machine: Machine) -> None:
+    """Also where the link leads nowhere at the moment; and packages that PYTHONPATH names are not taken for its own."""
+    machine.settle()
+    machine.host.do("ln", "-sf", "/mnt/none/config.yaml", SETTINGS)
+    polluted = {"PYTHONPATH": "/usr/local/lib/gpu-fleet-exporter/lib/python3.11/site-packages"}
+    machine.host.run("make", "-C", SOURCE, "install", **OFFLINE, **polluted)
+    assert machine.host.do("readlink", SETTINGS) == "/mnt/none/config.yaml\n"
+    machine.host.do("rm", SETTINGS)
+    machine.host.write(SETTINGS, HOST)
+    machine.host.do("systemctl", "restart", UNIT)
+    assert cards(machine.host.scrape()) == ["0", "1", "2", "3"]
+
+
+def test_removing_another_installation_leaves_this_one(machine: Machine) -> None:
+    """Its service has the same name, and is not its own."""
+    machine.settle()
+    before = machine.host.main_pid()
+    machine.host.do("make", "-C", SOURCE, "uninstall", "PREFIX=/opt/other")
+    assert machine.host.main_pid() == before
+    assert machine.host.show("UnitFileState")["UnitFileState"] == "enabled"
+
+
+def test_links_of_the_installed_documents_lead_somewhere(machine: Machine) -> None:
+    """Pages link to each other, and to settings and configurations, by paths that are installed too."""
+    folder = machine.host.root / "usr/local/share/doc/gpu-fleet-exporter"
+    pages = [*folder.glob("*.md"), *folder.glob("docs/*.md")]
+    assert len(pages) > 6
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert "://" in link or (page.parent / link).exists(), (page, link)
 
 
 def test_an_installation_that_fails_leaves_the_one_that_is_there(machine: Machine) -> None:

@@ -123,7 +123,7 @@ def test_the_watchdog_is_fed_where_it_is_meant_for_this_process(
     """Three times within what the manager waits; not where the variables were inherited from another service."""
     listener = Listener(str(tmp_path / "notify"))
     variables = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "300000"}
-    start({**nvml.environment(), **variables}, None, [], _launch(watched=ours))
+    start({**nvml.environment(), **variables}, None, [], _Launch(watched=ours))
     listener.wait_for("READY=1")
     time.sleep(1.0)
     fed = listener.hear().count("WATCHDOG=1")
@@ -179,7 +179,8 @@ for place, descriptor in enumerate(aside, start=3):
     if descriptor is not None:
         os.dup2(descriptor, place)
         os.close(descriptor)
-os.environ["LISTEN_FDS"] = str(len(kinds))
+if kinds:
+    os.environ["LISTEN_FDS"] = str(len(kinds))
 os.environ["LISTEN_PID"] = str(os.getpid() + (meant == "no"))
 if watched:
     os.environ["WATCHDOG_PID"] = str(os.getpid() + (watched == "no"))
@@ -187,7 +188,7 @@ os.execvp(command[0], command)
 """
 
 
-class _launch:  # noqa: N801  (a function with memory)
+class _Launch:
     """Puts in front of a command what gives it sockets as systemd does: of these kinds, from descriptor 3 on."""
 
     def __init__(self, *kinds: str, meant: bool = True, watched: bool | None = None) -> None:
@@ -207,7 +208,7 @@ def _get(connection: socket.socket, path: str = "/metrics") -> bytes:
 def test_sockets_of_every_kind_are_served_on(nvml: FakeNvml, start: Start, tmp_path: Path) -> None:
     """A port and a path, beside an address of the command line; each gives the page."""
     path = f"{tmp_path}/pages"
-    daemon = start(nvml.environment(), None, ["--web.systemd-socket"], _launch("port", path))
+    daemon = start(nvml.environment(), None, ["--web.systemd-socket"], _Launch("port", path))
     daemon.wait_for_log(f"msg=listening address=unix:{path}")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -225,7 +226,7 @@ def test_children_inherit_nothing_of_the_managers(nvml: FakeNvml, start: Start, 
     """No worker has the manager's variables or the sockets: it could speak for the daemon, or keep its port."""
     listener = Listener(str(tmp_path / "notify"))
     environment = {**nvml.environment(), "NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "5000000"}
-    daemon = start(environment, None, [], _launch("port", watched=True))
+    daemon = start(environment, None, [], _Launch("port", watched=True))
     daemon.scrape()
     (worker,) = daemon.workers("nvidia")
     names = {line.partition(b"=")[0] for line in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")}
@@ -239,9 +240,18 @@ def test_children_inherit_nothing_of_the_managers(nvml: FakeNvml, start: Start, 
 
 
 @e2e
+def test_nonsense_of_the_managers_is_as_nothing(nvml: FakeNvml, start: Start) -> None:
+    """Numbers that nobody would say, and addresses of other kinds: the daemon serves, and says nothing of it."""
+    nonsense = {"WATCHDOG_USEC": "9" * 5000, "LISTEN_FDS": "9" * 5000, "NOTIFY_SOCKET": "vsock:2:1234"}
+    daemon = start({**nvml.environment(), **nonsense}, None, [], _Launch())
+    daemon.scrape()
+    assert "service manager" not in daemon.log
+
+
+@e2e
 def test_sockets_that_are_meant_for_another_process_are_left_alone(nvml: FakeNvml, start: Start) -> None:
     """LISTEN_PID is somebody else's: the variables were inherited."""
-    daemon = start(nvml.environment(), None, [], _launch("port", meant=False))
+    daemon = start(nvml.environment(), None, [], _Launch("port", meant=False))
     assert daemon.log.count("msg=listening") == 1
     refused = run("--web.systemd-socket", environment=nvml.environment())
     assert refused.returncode == 2
@@ -251,7 +261,7 @@ def test_sockets_that_are_meant_for_another_process_are_left_alone(nvml: FakeNvm
 @pytest.mark.parametrize("kind", ["datagram", "packets", "deaf", "closed"])
 def test_a_descriptor_that_cannot_be_served_on_is_a_sentence(kind: str) -> None:
     """Status 2, naming the descriptor and what was expected."""
-    command = _launch(kind)([sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0"])
+    command = _Launch(kind)([sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0"])
     failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert failed.returncode == 2
     assert failed.stderr.startswith("gpu-fleet-exporter: descriptor 3 from systemd: expected a socket")

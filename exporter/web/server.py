@@ -161,6 +161,7 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                backlog=_BACKLOG,
                 server_header=False,
                 proxy_headers=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,

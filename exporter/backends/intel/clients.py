@@ -29,8 +29,9 @@ _DRM_MAJOR, _FIRST_RENDER, _LAST_NUMBERED = 226, 128, 191  # later minors were g
 
 NO_RIGHT = Hint(
     "grant-cap-sys-ptrace",
-    "utilization: what other users' processes do on the card cannot be read; run the daemon as root, or give it "
-    "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (with intel-gpu-tools CAP_PERFMON is enough)",
+    "utilization: what other users' processes do on the card cannot be read; under systemd enable the drop-in "
+    "process-fleets.conf, else run the daemon as root, or give it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (with "
+    "intel-gpu-tools CAP_PERFMON is enough: the drop-in intel-pmu.conf)",
 )
 NOT_THE_HOST = Hint(
     "host-pid-namespace",
@@ -74,12 +75,22 @@ def scan(number: int, procfs: str, nodes: Mapping[str, str]) -> Scan:
 
 
 def _hidden(procfs: str) -> Hint | None:
-    """Whether the file system shows the host's processes: those of the first namespace, in which the kernel started."""
-    try:
-        namespace = str(Path(f"{procfs}/1/ns/pid").readlink())
-    except OSError as error:
-        return NO_RIGHT if error.errno in (errno.EACCES, errno.EPERM) else NOT_THE_HOST
-    return None if namespace == _FIRST_PID_NAMESPACE else NOT_THE_HOST
+    """Whether the file system shows the host's processes: those of the first namespace, in which the kernel started.
+
+    A right is missing too where it is that namespace's and shows the daemon its own processes alone (``hidepid``).
+    """
+    hides = False
+    for process in ("1", "self"):
+        try:
+            namespace = str(Path(f"{procfs}/{process}/ns/pid").readlink())
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                return NO_RIGHT
+            hides = True
+        else:
+            at_home = namespace == _FIRST_PID_NAMESPACE
+            return (NO_RIGHT if hides else None) if at_home else NOT_THE_HOST
+    return NOT_THE_HOST
 
 
 def _drm_files(folder: str) -> Iterator[tuple[str, str]]:

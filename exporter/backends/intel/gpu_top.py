@@ -30,8 +30,8 @@ _REFUSED = ("ermission denied", "not permitted")
 NOT_INSTALLED = Hint("install-intel-gpu-tools", "utilization: the package intel-gpu-tools, with CAP_PERFMON, gives it")
 NO_RIGHT = Hint(
     "grant-cap-perfmon",
-    "utilization: intel_gpu_top may not read the performance counters; give the daemon CAP_PERFMON, or set "
-    "kernel.perf_event_paranoid to 0",
+    "utilization: intel_gpu_top may not read the performance counters; give the daemon CAP_PERFMON (under systemd the "
+    "drop-in intel-pmu.conf), or set kernel.perf_event_paranoid to 0",
 )
 
 

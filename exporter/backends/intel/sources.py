@@ -26,11 +26,14 @@ _MOST_FAULTS, _AGAIN_AFTER_SECONDS = 3, 300.0
 _NO_SYSMAN = "install-level-zero"
 _HOW = "install Intel's Level Zero loader and GPU driver, and the extra gpu-fleet-exporter[intel]"
 _ELSE_SYSMAN = "memory: this kernel's driver does not tell it; Level Zero Sysman would"
-NO_MEMORY_RIGHT = Hint("grant-cap-perfmon", "memory: the driver counts what is used only for who has CAP_PERFMON")
+NO_MEMORY_RIGHT = Hint(
+    "grant-cap-perfmon",
+    "memory: the driver counts what is used only for who has CAP_PERFMON (under systemd the drop-in intel-pmu.conf)",
+)
 NO_DEVICE_FILE = Hint(
     "join-group-render",
     "memory: the daemon may not open the card's device file in /dev/dri; let it be in the group render, and give it "
-    "CAP_PERFMON, without which the driver does not count what is used",
+    "CAP_PERFMON (under systemd the drop-in intel-pmu.conf), without which the driver does not count what is used",
 )
 
 
