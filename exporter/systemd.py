@@ -57,6 +57,8 @@ class ServiceManager:
         """The line that ``systemctl status`` shows; told where it is another than before."""
         if text != self._status:
             self._status = text
+            if self._unsent[1:] and self._unsent[-1].startswith("STATUS="):
+                del self._unsent[-1]  # which nobody has seen yet
             self._tell(f"STATUS={text}")
 
     async def feed_watchdog(self) -> None:
