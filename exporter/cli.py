@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import io
+import logging
 import os
 import signal
 import sys
@@ -59,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _flushed(commands[options.command or "serve"](options))
     except InputError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{logs.mark(logging.ERROR)}{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except ExporterError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{logs.mark(logging.ERROR)}{PROGRAM}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

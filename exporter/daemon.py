@@ -203,7 +203,8 @@ class Daemon:
             log.error("settings not loaded, the earlier ones hold", extra={"fields": {"error": error}})  # noqa: TRY400
             raise
         finally:
-            self.reload_status = ended
+            if not self._stopping.is_set():  # which is no fault of the settings
+                self.reload_status = ended
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

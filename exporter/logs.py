@@ -75,6 +75,11 @@ def _goes_to_journal() -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
 
 
+def mark(level: int) -> str:
+    """What stands in front of a line of this level where standard error is the journal's; nothing else."""
+    return f"<{_PRIORITIES.get(level, 6)}>" if _goes_to_journal() else ""
+
+
 def configure(level: str, form: str) -> None:
     """Send this package's log to standard error; the HTTP server's own is kept to its errors."""
     handler = logging.StreamHandler(sys.stderr)

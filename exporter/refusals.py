@@ -119,7 +119,8 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "process-gone": RefusalCode(
         "no process of the workload is running",
-        "Nothing, if it is meant to be stopped; else see that pid_file, systemd_unit, process or cgroup finds it.",
+        "Nothing, if it is meant to be stopped; else see that pid_file, systemd_unit, process or cgroup finds it. The "
+        "installed service sees no homes and has a /tmp of its own: a pid file belongs elsewhere.",
     ),
     "process-hangs": RefusalCode(
         "the kernel does not answer what is asked of the process",

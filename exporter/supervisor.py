@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -94,7 +95,7 @@ class Supervisor:
         self._child: _Child | None = None
         self._cycle = 0
         self._failures = 0
-        self._not_before = 0.0
+        self._not_before, self._no_later_than = 0.0, math.inf
         self._stopped = False
         self._fault = Fault("starting", "not asked yet")
         self._deaths: list[float] = []
@@ -122,7 +123,8 @@ class Supervisor:
             child.writer.write(wire.frame(wire.Ask(child.pending_cycle, until - _ANSWER_MARGIN_SECONDS)))
 
     def cut_short(self, within_seconds: float) -> None:
-        """The running ask ends within that time, whether the worker answers or not."""
+        """The running ask ends within that time, whether the worker answers or not, and so does every later one."""
+        self._no_later_than = time.monotonic() + within_seconds
         self.hurry(within_seconds)
         expiry = self._child.expiry if self._child is not None else None
         if expiry is not None:
@@ -157,6 +159,7 @@ class Supervisor:
 
     async def _exchange(self, child: _Child, until: float) -> wire.Answer | Fault:
         self._cycle += 1
+        until = min(until, self._no_later_than)
         child.pending = pending = asyncio.get_running_loop().create_future()
         child.pending_cycle, child.pending_since, child.pending_until = self._cycle, time.monotonic(), until
         # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.

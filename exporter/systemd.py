@@ -37,7 +37,7 @@ class ServiceManager:
         self.sockets, self.watchdog_seconds = tuple(sockets), watchdog_seconds
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._status = ""
-        self._unsent: list[str] = []
+        self._unsent: dict[str, str] = {}
         self._stopping = False
 
     def ready(self) -> None:
@@ -57,39 +57,39 @@ class ServiceManager:
         """The line that ``systemctl status`` shows; told where it is another than before."""
         if text != self._status:
             self._status = text
-            if self._unsent[1:] and self._unsent[-1].startswith("STATUS="):
-                del self._unsent[-1]  # which nobody has seen yet
             self._tell(f"STATUS={text}")
 
     async def feed_watchdog(self) -> None:
         """For as long as the loop that runs this gets on; returns at once where nobody watches."""
         while self.watchdog_seconds is not None:
-            if not self._unsent:
-                self._tell("WATCHDOG=1")
+            self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_seconds / _FEEDS)
 
     def _tell(self, message: str) -> None:
         """Never waits, and never fails: a service manager that does not listen is no reason to serve no pages."""
         if not self._address or self._stopping:
             return
-        self._unsent.append(message)
-        if len(self._unsent) == 1:
+        kind, waits = message.partition("=")[0], bool(self._unsent)
+        self._unsent.pop(kind, None)  # what is overtaken, nobody has seen
+        self._unsent[kind] = message
+        if not waits:
             self._send()
 
     def _send(self) -> None:
         """What has not been sent, in its order; where the manager's queue is full the rest a moment later."""
         while self._unsent:
+            kind, message = next(iter(self._unsent.items()))
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
                     out.setblocking(False)
-                    out.sendto(self._unsent[0].encode(), self._address)
+                    out.sendto(message.encode(), self._address)
             except BlockingIOError:
                 asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send)
                 return
             except OSError as error:
-                fields = {"message": self._unsent[0].partition("\n")[0], "error": error.strerror or error}
+                fields = {"message": message.partition("\n")[0], "error": error.strerror or error}
                 log.warning("the service manager cannot be told", extra={"fields": fields})
-            del self._unsent[0]
+            del self._unsent[kind]
 
 
 def adopt(environ: MutableMapping[str, str]) -> ServiceManager:

@@ -12,7 +12,7 @@ new=$target.new old=$target.old
 if [ "$step" = swap ]; then
   trap '[ -e "$target" ] || [ ! -e "$old" ] || mv "$old" "$target"' EXIT
   trap 'exit 1' HUP INT TERM
-  [ ! -e "$target" ] || mv "$target" "$old"
+  [ ! -e "$target" ] && [ ! -L "$target" ] || mv "$target" "$old"
   mv "$new" "$target"
   rm -rf "$old"
   exit
@@ -25,7 +25,7 @@ case $library in
     exit 1 ;;
 esac
 case $(realpath -m "$library") in
-  "$(realpath -m /home)"/* | "$(realpath -m ~root)"/* | /run/user/* | /tmp/* | /var/tmp/*)
+  "$(realpath -m /home)"/* | "$(realpath -m ~root)"/* | /run/user/* | /tmp/* | /var/tmp/* | /dev/*)
     echo "PREFIX: found '${library%/lib/*}', where the service may not look" >&2
     exit 1 ;;
 esac
