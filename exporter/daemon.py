@@ -190,7 +190,7 @@ class Daemon:
             finally:
                 self._manager.ready()
                 self._tell_status()
-            self._spawn(self._first_cycle())  # which the status line is of
+            self._spawn(self._cycle())  # which the status line is of
 
     async def _reload(self) -> None:
         path, ended = self._options.config_file, self.reload_status._replace(successful=False)
@@ -248,13 +248,13 @@ class Daemon:
 
     async def _warm_up(self) -> None:
         """The first cycle starts the workers and binds the fleets, so that the first scrape finds both done."""
-        first = asyncio.create_task(self._first_cycle())
+        first = asyncio.create_task(self._cycle())
         await asyncio.wait([first], timeout=_READY_SECONDS)
         self._started = True
         self._manager.ready()
         await first
 
-    async def _first_cycle(self) -> None:
+    async def _cycle(self) -> None:
         await self._host.snapshot()
         self.ready = True
 

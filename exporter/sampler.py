@@ -233,7 +233,6 @@ class Sampler:
     def cut_short(self, within_seconds: float) -> None:
         """The running cycle ends within that time, if there is one, and nobody is told of it or of a later one."""
         self._observe = _to_nobody
-        self.hurry(within_seconds)
         for source in self._sources.values():
             source.supervisor.cut_short(within_seconds)
 

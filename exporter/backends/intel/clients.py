@@ -7,6 +7,7 @@ out, so every process of the host must be visible.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -79,18 +80,19 @@ def _hidden(procfs: str) -> Hint | None:
 
     A right is missing too where it is that namespace's and shows the daemon its own processes alone (``hidepid``).
     """
-    hides = False
-    for process in ("1", "self"):
-        try:
-            namespace = str(Path(f"{procfs}/{process}/ns/pid").readlink())
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                return NO_RIGHT
-            hides = True
-        else:
-            at_home = namespace == _FIRST_PID_NAMESPACE
-            return (NO_RIGHT if hides else None) if at_home else NOT_THE_HOST
+    try:
+        return None if _namespace(procfs, "1") == _FIRST_PID_NAMESPACE else NOT_THE_HOST
+    except PermissionError:
+        return NO_RIGHT
+    except OSError:  # it is not shown
+        with contextlib.suppress(OSError):
+            return NO_RIGHT if _namespace(procfs, "self") == _FIRST_PID_NAMESPACE else NOT_THE_HOST
     return NOT_THE_HOST
+
+
+def _namespace(procfs: str, process: str) -> str:
+    """Of process numbers, as a link names it."""
+    return str(Path(f"{procfs}/{process}/ns/pid").readlink())
 
 
 def _drm_files(folder: str) -> Iterator[tuple[str, str]]:
