@@ -1,4 +1,4 @@
-"""Four cards of two models with moving values: for demonstrations, and only when the settings name it."""
+"""Four cards of two models, one of which hangs now and then: for demonstrations, and only when the settings name it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ VENDOR = "simulated"
 _GIB = 2**30
 _MODELS = (("Simulated L40S", 48), ("Simulated L40S", 48), ("Simulated RTX 6000", 96), ("Simulated RTX 6000", 96))
 _PERIOD_SECONDS = 120.0
+# The card that hangs, when it does so first after the start, for how long, and how often.
+_HANGS, _FIRST_SECONDS, _HANG_SECONDS, _EVERY_SECONDS = 1, 60.0, 30.0, 240.0
 
 
 def _device(index: int) -> Device:
@@ -33,7 +35,11 @@ def _device(index: int) -> Device:
 
 
 class SimulatedBackend:
-    """Values follow a sine of the wall clock, each card in its own phase, around a level of its own."""
+    """Values follow a sine of the wall clock, each card in its own phase, around a level of its own.
+
+    One card does not answer for half a minute of every four, from a minute after the start on, as one does whose driver
+    hangs in the kernel.
+    """
 
     vendor = VENDOR
     driver_version = "simulated"
@@ -41,9 +47,11 @@ class SimulatedBackend:
     def __init__(self, places: Places) -> None:
         del places
         self._devices = tuple(_device(index) for index in range(len(_MODELS)))
+        self._opened = time.monotonic()
 
     def open(self) -> None:
         """Nothing to load."""
+        self._opened = time.monotonic()
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -60,8 +68,10 @@ class SimulatedBackend:
         return (self._devices[int(slot)],)
 
     def sample(self, device: Device) -> Sampled:
-        """The card's values now."""
+        """The card's values now; where it hangs, those of when it comes back."""
         index = self._devices.index(device)
+        if index == _HANGS:
+            time.sleep(self._hang_left())
         phase = time.time() / _PERIOD_SECONDS * math.tau + index * math.tau / len(_MODELS)
         share = 0.2 + 0.15 * index + 0.15 * math.sin(phase)
         total = device.memory_total_bytes or 0
@@ -74,6 +84,12 @@ class SimulatedBackend:
             "temperature": float(round(35 + 45 * share)),
         }
         return Sampled(tuple(Reading(metric, device.key, value) for metric, value in values.items()))
+
+    def _hang_left(self) -> float:
+        """Seconds until the card answers again; 0 while it answers."""
+        into = (time.monotonic() - self._opened - _FIRST_SECONDS) % _EVERY_SECONDS
+        begun = time.monotonic() - self._opened >= _FIRST_SECONDS
+        return max(0.0, _HANG_SECONDS - into) if begun else 0.0
 
     def users(self, device: Device) -> Collection[int]:
         """Nobody."""
