@@ -36,12 +36,13 @@ CUDA = ("cuda",)
         (b"CUDA_VISIBLE_DEVICES=\xff1\0", {"CUDA_VISIBLE_DEVICES": "\udcff1"}),
         (b"cuda_visible_devices=1\0XCUDA_VISIBLE_DEVICES=1\0", {}),
         (b"SLURM_JOB_GPUS=0,1\0SLURM_JOB_ID=7\0API_KEY=secret\0", {"SLURM_JOB_GPUS": "0,1"}),
+        (b"GGML_SYCL_DEVICE=0\0GGML_SYCL_\xff=\0GGML_SYC=1\0", {"GGML_SYCL_DEVICE": "0", "GGML_SYCL_\udcff": ""}),
         (b"BASH_FUNC_x%%=() { :; }\0A.B=1\0", {}),
         (b"A=1\nB\0", {}),
     ],
 )
 def test_what_is_taken(data: bytes, expected: Mapping[str, str]) -> None:
-    """The masks and Slurm's cards; of one that is set twice the first, as getenv does. Nothing else is kept."""
+    """The masks, what tells of llama.cpp, Slurm's cards; of one set twice the first, as getenv does. Nothing else."""
     assert parse(data) == expected
 
 
@@ -62,7 +63,16 @@ def test_what_is_no_environment(data: bytes) -> None:
 def test_any_bytes(data: bytes) -> None:
     """Any bytes end in variables that are known, or in that one error."""
     with contextlib.suppress(OverwrittenError):
-        assert parse(data).keys() <= environment.KEPT | set(environment.SLURM)
+        others = parse(data).keys() - environment.KEPT - set(environment.SLURM)
+        assert all(name.startswith("GGML_SYCL_") for name in others)
+
+
+def test_what_tells_of_llama_cpp_reaches_its_runtime_alone() -> None:
+    """A process's GGML_SYCL_ variable is part of its masks for SYCL, which refuses several devices for it."""
+    started = Started(parse(b"GGML_SYCL_DEVICE=0\0ONEAPI_DEVICE_SELECTOR=level_zero:*\0"))
+    process = member(1)._replace(started=started)
+    assert set(groups([process], ["sycl"])[""].env) == {"GGML_SYCL_DEVICE", "ONEAPI_DEVICE_SELECTOR"}
+    assert not groups([process], CUDA)[""].env
 
 
 def member(pid: int, mask: str | None = None, *, holds: bool = False, refusal: str = "", **opens: object) -> Member:

@@ -7,7 +7,6 @@ sets its title may have written over it, and what a program changes for itself l
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from exporter.fleets.processes import Stat
@@ -18,9 +17,10 @@ SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 MASKS = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.masks)
 KEPT = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.variables)
-"""All that is ever taken from an environment, beside :data:`SLURM`."""
+"""All that is ever taken from an environment, beside :data:`SLURM` and what begins with a runtime's prefix."""
 
 _NAMES = {name.encode(): name for name in (*KEPT, *SLURM)}
+_PREFIXES = tuple(prefix.encode() for runtime in RUNTIMES.values() for prefix in runtime.prefixes)
 _ENTRY = re.compile(rb"[^=\0\x01-\x20\x7f]+=")  # a blank is in a title, and in no name of a variable
 _MOST_BYTES = 8 << 20  # Linux gives the arguments and the environment together 6 MiB at most by default
 
@@ -30,7 +30,7 @@ class OverwrittenError(Exception):
 
 
 def read(procfs: str, process: Stat) -> dict[str, str]:
-    """The variables of :data:`KEPT` and :data:`SLURM` that are set, with bytes that are no UTF-8 as surrogates.
+    """The variables of :data:`KEPT`, :data:`SLURM` and the prefixes that are set; bytes that are no UTF-8 are surrogates.
 
     Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`, also where a part of it is missing: the
     kernel ends without a word where a part of the process's memory cannot be read.
@@ -52,7 +52,7 @@ def _check_title(folder: str, size: int) -> None:
         raise OverwrittenError("the process's title reaches into it")
 
 
-def parse(data: bytes, wanted: Collection[str] = _NAMES.values()) -> dict[str, str]:
+def parse(data: bytes) -> dict[str, str]:
     """As :func:`read`, from the bytes. Of a variable that is set twice the first counts, as for ``getenv``."""
     if not data:
         return {}
@@ -64,7 +64,11 @@ def parse(data: bytes, wanted: Collection[str] = _NAMES.values()) -> dict[str, s
     found: dict[str, str] = {}
     for entry in entries:
         name, _, value = entry.partition(b"=")
-        known = _NAMES.get(name)
-        if known is not None and known in wanted and known not in found:
+        known = _NAMES.get(name) or _begins_as(name)
+        if known is not None and known not in found:
             found[known] = value.decode("utf-8", "surrogateescape")
     return found
+
+
+def _begins_as(name: bytes) -> str | None:
+    return name.decode("utf-8", "surrogateescape") if name.startswith(_PREFIXES) else None

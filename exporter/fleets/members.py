@@ -182,16 +182,19 @@ def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Grou
     """The groups of members by the ending of their fleet's name: none where there is one group, else ``/`` and eight
     digits that stand for the masks, Slurm's cards and the reach; they are the same on every host and after a restart.
     """
-    read = {name for runtime in runtimes for name in RUNTIMES[runtime].variables}
     envs: dict[str, Mapping[str, str]] = {}
     by_masks: dict[str, list[Member]] = {}
     for member in members:
-        env = {name: value for name, value in sorted(member.started.env.items()) if name in read}
+        env = {name: value for name, value in sorted(member.started.env.items()) if _reads(runtimes, name)}
         ending = f"/{digest(_told_apart_by(env, member))}"
         envs[ending] = env
         by_masks.setdefault(ending, []).append(member)
     found = {ending: Group(envs[ending], tuple(of_same)) for ending, of_same in by_masks.items()}
     return dict(zip([""], found.values(), strict=True)) if len(found) == 1 else found
+
+
+def _reads(runtimes: Iterable[str], name: str) -> bool:
+    return any(RUNTIMES[runtime].reads(name) for runtime in runtimes)
 
 
 def _told_apart_by(env: Mapping[str, str], member: Member) -> str:

@@ -22,6 +22,7 @@ class Runtime(NamedTuple):
 
     ``vendors`` are those whose devices it numbers (empty: every vendor's). ``masks`` are the variables that choose or
     order devices; ``variables`` are all that its inversion reads. ``default`` runtimes serve a fleet that names none.
+    ``prefixes`` are beginnings of names of which any variable counts, too.
     ``moving`` runtimes follow the inventory of each cycle; the others are bound once, when the settings are loaded.
     A ``joint`` runtime numbers the devices of all vendors in one list.
     ``choosing`` are those of the masks that choose devices: a process that has one set means to use some, or none.
@@ -39,6 +40,11 @@ class Runtime(NamedTuple):
     joint: bool = False
     choosing: tuple[str, ...] = ()
     told_to_drivers: tuple[str, ...] | None = None
+    prefixes: tuple[str, ...] = ()
+
+    def reads(self, name: str) -> bool:
+        """Whether the inversion looks at the variable of this name."""
+        return name in self.variables or name.startswith(self.prefixes)
 
 
 class RefusedError(Exception):

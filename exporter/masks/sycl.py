@@ -287,4 +287,5 @@ RUNTIME = Runtime(
     moving=False,
     invert=invert,
     choosing=(SELECTOR, *level_zero.RUNTIME.choosing),
+    prefixes=(_LLAMA_CPP,),
 )
