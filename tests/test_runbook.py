@@ -244,4 +244,4 @@ def test_every_series_is_one_of_the_program_or_of_the_rules() -> None:
     recorded = {rule["record"] for name in ("recording", "thresholds") for rule in rules(name, "record")}
     known = {family.name for family in catalog.FAMILIES}
     known |= {f"{name}_total" for name in known} | recorded | {"gpu_threshold_"}
-    assert {"gpu_fleet_device_info", "cluster:gpu_cards:count"} <= named <= known
+    assert {"gpu_fleet_device_info", "device:gpu_temperature_celsius:max"} <= named <= known
