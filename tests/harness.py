@@ -186,13 +186,28 @@ class Daemon:
         return self.process.wait(15), time.monotonic() - started
 
 
-class Prometheus:
-    """A real Prometheus that scrapes one target every second."""
+class Target(NamedTuple):
+    """What a Prometheus scrapes, under which job and instance."""
 
-    def __init__(self, program: str, directory: Path, target: str) -> None:
+    address: str
+    job: str = "gpu"
+    instance: str = ""
+
+
+class Prometheus:
+    """A real Prometheus that scrapes its targets every second or as told, and evaluates rules as often."""
+
+    def __init__(
+        self, program: str, directory: Path, *targets: Target, rules: Sequence[Path] = (), interval: str = "1s"
+    ) -> None:
+        jobs: dict[str, list[dict[str, Any]]] = {}
+        for target in targets:
+            labels = {"instance": target.instance} if target.instance else {}
+            jobs.setdefault(target.job, []).append({"targets": [target.address], "labels": labels})
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-            "scrape_configs": [{"job_name": "gpu", "static_configs": [{"targets": [target]}]}],
+            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            "rule_files": [str(path) for path in rules],
+            "scrape_configs": [{"job_name": job, "static_configs": statics} for job, statics in jobs.items()],
         }
         path = directory / "prometheus.json"
         path.write_text(json.dumps(config), encoding="utf-8")
@@ -217,18 +232,23 @@ class Prometheus:
         self.process.kill()
         self.process.wait(10)
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The result of an instant query; empty while Prometheus is not up yet."""
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of the API; fails where it is an error, which names the parameters."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
-            connection.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
+            connection.request("GET", f"/api/v1/{path}?" + urllib.parse.urlencode(parameters))
             answer = json.loads(connection.getresponse().read())
-        except (OSError, ValueError):
-            return []
         finally:
             connection.close()
-        assert answer["status"] == "success", answer
-        result: list[dict[str, Any]] = answer["data"]["result"]
+        assert answer["status"] == "success", (answer, parameters)
+        return answer["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The result of an instant query; empty while Prometheus is not up yet."""
+        try:
+            result: list[dict[str, Any]] = self.ask("query", query=expression)["result"]
+        except (OSError, ValueError):
+            return []
         return result
 
     def wait_for(self, expression: str, within: float = 30.0) -> list[dict[str, Any]]:
@@ -250,13 +270,16 @@ def free_port() -> int:
         return port
 
 
-def tool(name: str) -> str:
-    """The path of a program that tests need; where it is missing they are skipped loudly, and fail when ``CI=true``."""
+def tool(name: str, package: str = "prometheus") -> str:
+    """The path of a program that tests need; where it is missing they are skipped loudly, and fail when ``CI=true``.
+
+    ``package`` is Debian's package that has it.
+    """
     import shutil
 
     path = shutil.which(name)
     if path is None:
-        reason = f"{name} is not installed (Debian: apt-get install prometheus)"
+        reason = f"{name} is not installed (Debian: apt-get install {package})"
         assert os.environ.get("CI") != "true", reason
         pytest.skip(reason)
     return path

@@ -103,9 +103,10 @@ def test_masks_are_pure() -> None:
 
 def test_sizes() -> None:
     """Files stay under 400 lines, functions at most 50, the median function under 8."""
-    for path in SOURCES:
+    sources = [*SOURCES, *(ROOT / "grafana" / "source").glob("*.py")]
+    for path in sources:
         assert len(path.read_text().splitlines()) <= 400, path
-    lengths = dict(entry for path in SOURCES for entry in functions(path))
+    lengths = dict(entry for path in sources for entry in functions(path))
     assert max(lengths.values()) <= 50, max(lengths, key=lambda name: lengths[name])
     assert statistics.median(lengths.values()) < 8
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.fakes.nvml import FakeNvml, equal_cards
-from tests.harness import Prometheus, Start, run, tool
+from tests.harness import Prometheus, Start, Target, run, tool
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +42,7 @@ def test_prometheus_reads_the_masked_cards(nvml: FakeNvml, start: Start, tmp_pat
     assert isinstance(tmp_path, Path)
     program = tool("prometheus")
     daemon = start(nvml.environment(), CHAT)
-    with Prometheus(program, tmp_path, f"127.0.0.1:{daemon.port}") as prometheus:
+    with Prometheus(program, tmp_path, Target(f"127.0.0.1:{daemon.port}")) as prometheus:
         found = prometheus.wait_for("gpu_utilization_percent")
         read = {
             (entry["metric"]["fleet_index"], entry["metric"]["physical_index"]): entry["value"][1] for entry in found

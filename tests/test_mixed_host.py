@@ -14,7 +14,7 @@ import pytest
 from tests import pages
 from tests.fakes.nvml import GIB, FakeNvml, Gpu
 from tests.fakes.sysfs import AmdCard, Client, FakeSys, IntelCard, KfdNode, OtherCard, mounted, needs_root
-from tests.harness import Daemon, Prometheus, Scrape, Start, tool
+from tests.harness import Daemon, Prometheus, Scrape, Start, Target, tool
 
 pytestmark = pytest.mark.e2e
 
@@ -216,7 +216,7 @@ def test_the_daemon_without_flags_on_such_a_host(tree: FakeSys, nvml: FakeNvml, 
 
 def test_prometheus_has_both_numbers_of_every_vendor(daemon: Daemon, tmp_path: Path) -> None:
     """A real Prometheus scrapes it: the workload's number beside the tool's, which differ for each vendor."""
-    with Prometheus(tool("prometheus"), tmp_path, f"127.0.0.1:{daemon.port}") as prometheus:
+    with Prometheus(tool("prometheus"), tmp_path, Target(f"127.0.0.1:{daemon.port}")) as prometheus:
         result = prometheus.wait_for('gpu_fleet_device_info{fleet="both"} == 1 and on() count(up == 1)')
     found = {each["metric"]["vendor"]: each["metric"] for each in result}
     assert {vendor: (labels["fleet_index"], labels["physical_index"]) for vendor, labels in found.items()} == {

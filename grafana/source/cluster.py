@@ -1,0 +1,138 @@
+"""Cluster: for many hosts. It reads recorded series alone, which are as many as there are vendors and fleet names."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import stat, table, timeseries
+
+from grafana.source import parts
+from grafana.source.parts import Column
+
+_WITHIN = 'job=~"$job", cluster=~"$cluster"'
+_PLACE = ("cluster", "job")
+
+
+def cluster() -> build.Dashboard:
+    """The dashboard."""
+    board = parts.dashboard(
+        parts.UID.cluster,
+        "GPU cluster",
+        "For many hosts: what prometheus/rules/recording.yaml records of them all, which Prometheus has to have "
+        "loaded.",
+    )
+    board.with_variable(parts.chosen("job", "cluster:gpu_hosts:count", within=""))
+    board.with_variable(parts.chosen("cluster", "cluster:gpu_hosts:count", within='job=~"$job"').all_value(".*"))
+    board.annotations([])
+    parts.place(board, *_numbers())
+    parts.place(board, _fleets(), _refused(), _states(), *_lines())
+    return board
+
+
+def _recorded(name: str, *matchers: str) -> str:
+    return f"{name}{{{', '.join((_WITHIN, *matchers))}}}"
+
+
+def _numbers() -> list[stat.Panel]:
+    used = f"sum({_recorded('cluster:gpu_memory_used_bytes:sum')})"
+    total = f"sum({_recorded('cluster:gpu_memory_total_bytes:sum')})"
+    states = _recorded("cluster:gpu_devices:count", 'state=~"lost|hung"')
+    return [
+        _number("Hosts", f"sum({_recorded('cluster:gpu_hosts:count')})", "Exporters that answer."),
+        _number("Cards", f"sum({_recorded('cluster:gpu_cards:count')})", "Physical cards, however divided."),
+        _number("Lost or hung", f"sum({states})", "Devices that do not answer.", parts.NONE_WANTED),
+        _number("Memory used", used, "By workloads, each card once.", unit="bytes"),
+        _number("Memory installed", total, "Of the cards that fleets have, each once.", unit="bytes"),
+        _number(
+            "Hottest", f"max({_recorded('cluster:gpu_temperature_celsius:max')})", "Card of all.", parts.HOT, "celsius"
+        ),
+    ]
+
+
+def _number(
+    title: str,
+    expression: str,
+    description: str,
+    colours: tuple[tuple[float | None, str], ...] = parts.PLAIN,
+    unit: str = "short",
+) -> stat.Panel:
+    panel = parts.named(
+        parts.number(unit, colours).decimals(0), title, description, "Nothing recorded: are the rules loaded?", (4, 4)
+    )
+    return parts.asked(panel, parts.now(expression, title))
+
+
+def _fleets() -> table.Panel:
+    columns = (
+        Column("Fleet", "fleet", parts.wide(160, **parts.to(parts.UID.fleets, fleet="Fleet"))),
+        Column("Cluster", "cluster", parts.wide(100)),
+        Column("Job", "job", parts.wide(140)),
+        Column("Hosts", "Value #A", parts.wide(70)),
+        Column("Devices", "Value #B", parts.wide(80)),
+        Column("Utilization", "Value #C", parts.share(parts.PLAIN)),
+        Column("Memory used", "Value #D", {"unit": "bytes", "noValue": parts.UNMEASURED}),
+        Column("Memory installed", "Value #E", {"unit": "bytes", "noValue": parts.UNMEASURED}),
+        Column("Hottest", "Value #F", parts.share(parts.HOT, "celsius", 110)),
+    )
+    panel = parts.named(
+        parts.listed(columns, order=[("Devices", True)]),
+        "Fleets over all hosts",
+        "Fleets of one name taken together. Devices are counted once a fleet and host, the mean utilization is over "
+        "devices.",
+        "Nothing recorded: are the rules loaded?",
+        (24, 9),
+    )
+    names = (
+        "cluster_fleet:gpu_hosts:count",
+        "cluster_fleet:gpu_devices:count",
+        "cluster_fleet:gpu_utilization_percent:avg",
+        "cluster_fleet:gpu_memory_used_bytes:sum",
+        "cluster_fleet:gpu_memory_total_bytes:sum",
+        "cluster_fleet:gpu_temperature_celsius:max",
+    )
+    queries = (parts.rows(f"max by ({', '.join((*_PLACE, 'fleet'))}) ({_recorded(name)})") for name in names)
+    return parts.asked(panel, *queries)
+
+
+def _refused() -> timeseries.Panel:
+    panel = parts.named(
+        parts.lines("short"), "Refused masks", "Fleets without readings, by reason.", "No mask is refused", (12, 8)
+    )
+    return parts.asked(
+        panel, parts.over_time(f"sum by (reason) ({_recorded('cluster:gpu_fleet_masks_refused:count')})", "{{reason}}")
+    )
+
+
+def _states() -> timeseries.Panel:
+    panel = parts.named(
+        parts.lines("short"),
+        "Devices that are not ok",
+        "Lost, hung and asleep, over all hosts. The dashboard of hosts and cards says which.",
+        "Nothing recorded: are the rules loaded?",
+        (12, 8),
+    )
+    states = _recorded("cluster:gpu_devices:count", 'state!="ok"')
+    return parts.asked(panel, parts.over_time(f"sum by (state, vendor) ({states})", "{{state}}, {{vendor}}"))
+
+
+def _lines() -> list[timeseries.Panel]:
+    vendors, fleets, memory = (
+        parts.named(parts.lines(unit, most), title, description, "Nothing recorded: are the rules loaded?", (8, 9))
+        for title, unit, most, description in (
+            ("Utilization by vendor", "percent", 100.0, "Mean over the cards, each once."),
+            (
+                "Utilization by fleet",
+                "percent",
+                100.0,
+                "Mean over the fleet's devices on all hosts, with whatever runs on them.",
+            ),
+            ("Memory used by vendor", "bytes", None, "By workloads, each card once."),
+        )
+    )
+    of_vendor = _recorded("cluster:gpu_utilization_percent:avg")
+    of_fleet = _recorded("cluster_fleet:gpu_utilization_percent:avg")
+    used = _recorded("cluster:gpu_memory_used_bytes:sum")
+    return [
+        parts.asked(vendors, parts.over_time(f"max by (cluster, job, vendor) ({of_vendor})", "{{vendor}} {{cluster}}")),
+        parts.asked(fleets, parts.over_time(f"max by (cluster, job, fleet) ({of_fleet})", "{{fleet}} {{cluster}}")),
+        parts.asked(memory, parts.over_time(f"sum by (cluster, job, vendor) ({used})", "{{vendor}} {{cluster}}")),
+    ]

@@ -1,0 +1,223 @@
+"""Hosts and cards: for whoever runs the machines. Every card once, and what is the matter with which."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as build
+
+from exporter import catalog
+from grafana.source import parts
+from grafana.source.fleets import fleet_column, host_column
+from grafana.source.parts import Column
+from grafana.source.queries import (
+    CARD,
+    DEVICE,
+    FREE,
+    HOST,
+    OF_VENDOR,
+    SAME_DEVICE,
+    TEMPERATURE,
+    TOTAL,
+    UTILIZATION,
+    WORKLOAD,
+    by,
+    each,
+    exporters,
+    in_use,
+    known,
+    members,
+    of,
+    of_device,
+    once,
+    sharing,
+    state,
+)
+
+_LEGEND = "{{instance}} {{vendor}} GPU {{physical_index}} {{gpu_partition}}"
+_LINE = (*HOST, "vendor", "physical_index", "gpu_partition", "pci_bus_id")
+_TROUBLED = 'state=~"lost|hung"'
+_CARD_COLUMNS = (
+    host_column(),
+    Column("GPU", "physical_index", parts.wide(50)),
+    Column("Vendor", "vendor", parts.wide(80)),
+    Column("PCI bus id", "pci_bus_id", parts.wide(115)),
+    Column("Part", "gpu_partition", parts.wide(50)),
+)
+
+
+def hosts() -> build.Dashboard:
+    """The dashboard."""
+    board = parts.dashboard(
+        parts.UID.hosts,
+        "GPU hosts and cards",
+        "For the operator: every physical card once, hottest and fullest first, who sits on it, and which do not "
+        "answer.",
+    )
+    for variable in (*parts.job_and_instance(), parts.chosen("vendor", catalog.GPU_INFO)):
+        board.with_variable(variable)
+    board.annotation(parts.reloads())
+    parts.place(board, *_numbers())
+    parts.place(board, _hottest(), _fullest(), _troubled(), _cards(), _sitting())
+    parts.place(board, *_lines(), row="Each card once")
+    return board
+
+
+def _numbers() -> list[stat.Panel]:
+    answering = f"sum(({of('up')} == bool 0) and on ({', '.join(HOST)}) {exporters()})"
+    troubled = f"sum({of(catalog.DEVICE_STATE, OF_VENDOR, _TROUBLED)})"
+    watched = f"{known(OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) {members()}"
+    total, free = once(TOTAL, OF_VENDOR), once(FREE, OF_VENDOR)
+    return [
+        _number("Hosts", f"count({by('group', HOST, of(catalog.BUILD_INFO))})", "Exporters that answer."),
+        _number(
+            "Silent hosts", answering, "Exporters that do not answer, of those seen within a day.", parts.NONE_WANTED
+        ),
+        _number(
+            "All cards",
+            f"count({by('group', CARD, of(catalog.GPU_INFO, OF_VENDOR))})",
+            "Physical cards, however divided.",
+        ),
+        _number(
+            "Lost or hung",
+            troubled,
+            "Devices that the driver does not reach, or that do not answer.",
+            parts.NONE_WANTED,
+        ),
+        _number(
+            "In no fleet",
+            f"count({known(OF_VENDOR)}) - (count({watched}) or vector(0))",
+            "Devices that no fleet has: they have no readings. A fleet of runtime host watches every card.",
+            ((None, parts.GOOD), (1.0, parts.BAD)),
+        ),
+        _number(
+            "Busy", f"avg({once(UTILIZATION, OF_VENDOR)})", "Mean utilization of the cards, each once.", unit="percent"
+        ),
+        _number(
+            "All memory in use",
+            f"100 * sum({total} - {free}) / sum({total} and {free})",
+            "Share of all cards' memory that cannot be allocated, each card once.",
+            parts.FULL,
+            "percent",
+        ),
+        _number("Hottest", f"max({of(TEMPERATURE, OF_VENDOR)})", "The hottest card.", parts.HOT, "celsius"),
+    ]
+
+
+def _number(
+    title: str,
+    expression: str,
+    description: str,
+    colours: tuple[tuple[float | None, str], ...] = parts.PLAIN,
+    unit: str = "short",
+) -> stat.Panel:
+    panel = parts.named(parts.number(unit, colours).decimals(0), title, description, "Not measured", (3, 4))
+    return parts.asked(panel, parts.now(expression, title))
+
+
+def _hottest() -> bargauge.Panel:
+    panel = parts.named(
+        parts.bars("celsius", 110, parts.HOT), "Hottest cards", "The ten hottest.", "Not measured", (6, 8)
+    )
+    return parts.asked(panel, parts.now(f"topk(10, {each(TEMPERATURE, _LINE, OF_VENDOR)})", _LEGEND))
+
+
+def _fullest() -> bargauge.Panel:
+    panel = parts.named(
+        parts.bars("percent", 100, parts.FULL),
+        "Fullest cards",
+        "The ten with the least memory left, as the share in use.",
+        "Not measured",
+        (6, 8),
+    )
+    return parts.asked(panel, parts.now(f"topk(10, {in_use(_LINE, OF_VENDOR)})", _LEGEND))
+
+
+def _troubled() -> statetimeline.Panel:
+    panel = parts.named(
+        parts.timeline(parts.STATE_TEXTS),
+        "Cards that were lost, hung or asleep",
+        "Only devices that were not ok at some time of the chosen range. What is asleep is not woken, and has no "
+        "readings.",
+        "Every card was ok",
+        (12, 8),
+    )
+    labels = (*HOST, *catalog.DEVICE_LABELS)
+    bad = of(catalog.DEVICE_STATE, OF_VENDOR, 'state!="ok"')
+    ever = by("max", labels, f"max_over_time({bad}[$__range])")
+    return parts.asked(
+        panel,
+        parts.over_time(f"{state(labels, OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) ({ever} > 0)", _LEGEND),
+    )
+
+
+def _cards() -> table.Panel:
+    columns = (
+        *_CARD_COLUMNS,
+        Column("Card", "name", parts.wide(150)),
+        Column("State", "Value #B", parts.wide(70, **parts.coloured(parts.STATE_TEXTS))),
+        Column("Temperature", "Value #C", parts.share(parts.HOT, "celsius", 110)),
+        Column("Memory in use", "Value #D", parts.share(parts.FULL)),
+        Column("Utilization", "Value #E", parts.share(parts.PLAIN)),
+        Column("Memory", "Value #F", parts.wide(105, unit="bytes", noValue=parts.UNMEASURED)),
+        Column("Fleets on it", "Value #G", parts.wide(90, **parts.over(2, parts.BAD))),
+        Column("UUID", "uuid", parts.wide(130)),
+        Column("Driver", "driver_version", parts.wide(90)),
+    )
+    panel = parts.named(
+        parts.listed(columns, order=[("Temperature", True)]),
+        "Cards",
+        "Every device of the hosts, hottest first; sort by another column for the fullest. An empty cell is not "
+        "measured: no fleet "
+        "has the device, it does not give that reading, or it did not answer. Fleets of runtime host do not count "
+        "as sitting on it.",
+        "No card: no exporter of the chosen ones answers, or their hosts have none",
+        (24, 10),
+    )
+    info = by("max", (*DEVICE, "name", "driver_version"), of(catalog.GPU_INFO, OF_VENDOR))
+    return parts.asked(
+        panel,
+        parts.rows(info),
+        parts.rows(state(DEVICE, OF_VENDOR)),
+        parts.rows(each(TEMPERATURE, DEVICE, OF_VENDOR)),
+        parts.rows(in_use(DEVICE, OF_VENDOR)),
+        parts.rows(each(UTILIZATION, DEVICE, OF_VENDOR)),
+        parts.rows(each(TOTAL, DEVICE, OF_VENDOR)),
+        parts.rows(of_device(known(OF_VENDOR), sharing())),
+    )
+
+
+def _sitting() -> table.Panel:
+    columns = (
+        *_CARD_COLUMNS,
+        fleet_column(),
+        Column("Its index", "fleet_index", parts.wide(80)),
+        Column("Runtime", "runtime", parts.wide(90)),
+        Column("Evidence", "evidence", parts.wide(90)),
+        Column("Fleets on it", "Value", parts.over(2, parts.BAD)),
+    )
+    panel = parts.named(
+        parts.listed(columns, order=[("Host", False), ("GPU", False)]),
+        "Which fleets sit on which card",
+        "A row for each device of each workload's fleet. A card that several have is shared: its load is that of "
+        "all of them.",
+        "No workload's fleet has a card",
+        (24, 8),
+    )
+    rows = by("max", (*HOST, *catalog.FLEET_DEVICE_INFO.labels), of(catalog.FLEET_DEVICE_INFO, OF_VENDOR, WORKLOAD))
+    return parts.asked(panel, parts.rows(of_device(rows, sharing())))
+
+
+def _lines() -> list[timeseries.Panel]:
+    utilization, memory, temperature = (
+        parts.named(parts.lines(unit, most), title, description, "Not measured", (8, 9))
+        for title, unit, most, description in (
+            ("Utilization", "percent", 100.0, "Share of the time in which the card was busy. A gap was not measured."),
+            ("Memory in use", "percent", 100.0, "Share of the card's memory that can no longer be allocated."),
+            ("Temperature", "celsius", None, "The card's core or edge sensor."),
+        )
+    )
+    return [
+        parts.asked(utilization, parts.over_time(each(UTILIZATION, _LINE, OF_VENDOR), _LEGEND)),
+        parts.asked(memory, parts.over_time(in_use(_LINE, OF_VENDOR), _LEGEND)),
+        parts.asked(temperature, parts.over_time(each(TEMPERATURE, _LINE, OF_VENDOR), _LEGEND)),
+    ]
