@@ -21,7 +21,7 @@ SETTINGS := $(DESTDIR)/etc/$(NAME)/config.yaml
 # What a running system has to hear about; an installation into a folder that is packed up is nobody's yet.
 LIVE := $(if $(DESTDIR),false,test -d /run/systemd/system)
 
-.PHONY: demo run test lint format bench docs clean install uninstall deb
+.PHONY: demo run test lint format bench docs pictures cluster clean install uninstall deb
 
 demo: $(VENV)/.installed
 	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
@@ -48,6 +48,16 @@ bench: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
 	$(BIN)/python -m tests.masks_page
+	$(BIN)/python -m tests.runbook_page
+	$(BIN)/python -m grafana.source
+
+# The dashboards as Grafana's own components draw them, from six minutes of `make demo`. Needs prometheus, chromium and npm.
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pictures
+
+# 500 simulated hosts behind one process, scraped by a real Prometheus; prints the figures of docs/scaling.md. Needs prometheus.
+cluster: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.cluster
 
 install:
 	PYTHON='$(INSTALL_PYTHON)' systemd/install-environment.sh build '$(LIBRARY)' '$(DESTDIR)'
@@ -60,8 +70,17 @@ install:
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/prometheus' prometheus/scrape.yaml
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md docs/demo.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs/pictures' docs/pictures/*.png
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/*.yaml prometheus/*.json
+	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/slurm-targets.sh
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus/rules' prometheus/rules/*.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/grafana/dashboards' grafana/dashboards/*.json
+	for kind in datasources dashboards; do \
+	  install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/grafana/provisioning'/$$kind grafana/provisioning/$$kind/*.yaml; done
+	for part in prometheus grafana; do \
+	  rm -rf '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'/$$part; \
+	  ln -s ../../$(NAME)/$$part '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)'/$$part; done
 	[ -e '$(SETTINGS)' ] || [ -L '$(SETTINGS)' ] || install -D -m 644 config.example.yaml '$(SETTINGS)'
 	systemd/install-environment.sh swap '$(LIBRARY)' '$(DESTDIR)'
 	@if $(LIVE); then \

@@ -25,7 +25,7 @@ SOURCE = "/opt/gpu-fleet-exporter"
 """Where the project lies in the machine, as an administrator has unpacked it."""
 _WHEELS = "/opt/wheels"
 _ROOT = Path(__file__).parents[1]
-_PARTS = ("exporter", "systemd", "prometheus", "docs")
+_PARTS = ("exporter", "systemd", "prometheus", "grafana", "docs")
 _FILES = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "config.example.yaml")
 # Of no vendor's class, and open to all by its mode: what a sandbox has to keep out.
 OTHER_DEVICE = ("fuse", 10, 229)
@@ -250,7 +250,7 @@ def unpack_source(host: ServiceHost) -> None:
 def copy_source(place: Path) -> None:
     """The project's files, as an archive of it has them."""
     for name in _PARTS:
-        shutil.copytree(_ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(_ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     for name in _FILES:
         shutil.copy2(_ROOT / name, place / name)
 

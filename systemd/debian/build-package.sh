@@ -27,8 +27,8 @@ tree=build/deb/$name
 rm -rf build/deb
 mkdir -p "$tree" dist
 # Two checkouts of one commit differ in their files' times.
-tar --create --mtime="@$epoch" --exclude=__pycache__ --exclude=systemd/debian Makefile pyproject.toml README.md \
-  LICENSE CHANGELOG.md config.example.yaml docs exporter prometheus systemd | tar --extract --directory "$tree"
+tar --create --mtime="@$epoch" --exclude=__pycache__ --exclude=node_modules --exclude=systemd/debian Makefile pyproject.toml README.md \
+  LICENSE CHANGELOG.md config.example.yaml docs exporter grafana prometheus systemd | tar --extract --directory "$tree"
 cp -R systemd/debian "$tree/debian"
 cat > "$tree/debian/changelog" <<END
 $name ($version) unstable; urgency=medium
