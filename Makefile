@@ -55,9 +55,10 @@ docs: $(VENV)/.installed-dev
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.pictures
 
-# 500 simulated hosts behind one process, scraped by a real Prometheus; prints the figures of docs/scaling.md. Needs prometheus.
+# 250 and then 500 simulated hosts behind one process, scraped by a real Prometheus, for seven minutes; prints figures as those of
+# docs/scaling.md. Needs prometheus.
 cluster: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.cluster
+	$(BIN)/python -m tests.cluster --hosts 250 500 --minutes 2
 
 install:
 	PYTHON='$(INSTALL_PYTHON)' systemd/install-environment.sh build '$(LIBRARY)' '$(DESTDIR)'
