@@ -195,7 +195,7 @@ REFUSALS: dict[str, RefusalCode] = {
     ),
     "reach-unknown": RefusalCode(
         "which cards the process can open is not known, so neither is its numbering",
-        "`ls -l /proc/PID/root/dev/dri` and `ls -l /proc/PID/root/dev | grep nvidia` show what the workload has, and "
+        "`nsenter -t PID -m ls -l /dev /dev/dri` shows what the workload has, and "
         "`systemctl show -p DevicePolicy -p DeviceAllow UNIT` what a unit may open of it. Where the settings state "
         "the reach compare it with `gpu-fleet-exporter inventory`.",
         "State reach: in the fleet's settings with cards that this host has; or name the cards by UUID, which CUDA "

@@ -136,6 +136,8 @@ def test_grafana_s_linter_would_have_nothing_to_say(name: str) -> None:
 @every
 def test_the_order_of_the_variables_is_that_of_their_queries(name: str) -> None:
     """A variable's query uses none that comes after it, and each variable is used by some panel."""
+    found = [variable["name"] for variable in board(name)["templating"]["list"]]
+    assert len(set(found)) == len(found)
     before = {"datasource"}
     for variable in board(name)["templating"]["list"]:
         used = set(re.findall(r"\$(\w+)", variable["query"])) if variable["type"] == "query" else set()
@@ -185,6 +187,7 @@ def test_every_selector_keeps_to_the_chosen_targets(name: str) -> None:
     )
     for asked in queries.of_dashboard(FOLDER / f"{name}.json"):
         named = queries.names(asked.expression)
+        assert named.selected, asked
         for _, matchers in named.selected:
             assert asked.label or chosen.items() <= matchers.items(), asked
         assert set(named.rates) <= {str(queries.RATE_INTERVAL_SECONDS)}, asked

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import stat, table, timeseries
 
 from grafana.source import parts
 from grafana.source.parts import Column
 
+_UNRECORDED = "Nothing recorded: are the rules loaded?"
+_number = functools.partial(parts.figure, absent=_UNRECORDED, width=4)
 _WITHIN = 'job=~"$job", cluster=~"$cluster"'
 _PLACE = ("cluster", "job")
 
 
 def cluster() -> build.Dashboard:
     """The dashboard."""
-    board = parts.dashboard(
+    board = parts.blank(
         parts.UID.cluster,
         "GPU cluster",
         "For many hosts: what prometheus/rules/recording.yaml records of them all, which Prometheus has to have "
@@ -48,19 +52,6 @@ def _numbers() -> list[stat.Panel]:
     ]
 
 
-def _number(
-    title: str,
-    expression: str,
-    description: str,
-    colours: tuple[tuple[float | None, str], ...] = parts.PLAIN,
-    unit: str = "short",
-) -> stat.Panel:
-    panel = parts.named(
-        parts.number(unit, colours).decimals(0), title, description, "Nothing recorded: are the rules loaded?", (4, 4)
-    )
-    return parts.asked(panel, parts.now(expression, title))
-
-
 def _fleets() -> table.Panel:
     columns = (
         Column("Fleet", "fleet", parts.wide(160, **parts.to(parts.UID.fleets, fleet="Fleet"))),
@@ -78,7 +69,7 @@ def _fleets() -> table.Panel:
         "Fleets over all hosts",
         "Fleets of one name taken together. Devices are counted once a fleet and host, the mean utilization is over "
         "devices.",
-        "Nothing recorded: are the rules loaded?",
+        _UNRECORDED,
         (24, 9),
     )
     names = (
@@ -107,7 +98,7 @@ def _states() -> timeseries.Panel:
         parts.lines("short"),
         "Devices that are not ok",
         "Lost, hung and asleep, over all hosts. The dashboard of hosts and cards says which.",
-        "Nothing recorded: are the rules loaded?",
+        _UNRECORDED,
         (12, 8),
     )
     states = _recorded("cluster:gpu_devices:count", 'state!="ok"')
@@ -116,7 +107,7 @@ def _states() -> timeseries.Panel:
 
 def _lines() -> list[timeseries.Panel]:
     vendors, fleets, memory = (
-        parts.named(parts.lines(unit, most), title, description, "Nothing recorded: are the rules loaded?", (8, 9))
+        parts.named(parts.lines(unit, most), title, description, _UNRECORDED, (8, 9))
         for title, unit, most, description in (
             ("Utilization by vendor", "percent", 100.0, "Mean over the cards, each once."),
             (

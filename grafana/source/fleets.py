@@ -33,6 +33,7 @@ from grafana.source.queries import (
     sharing,
     state,
 )
+from grafana.source.readings import readings
 
 _LEGEND = "{{fleet}} {{fleet_index}} = {{vendor}} GPU {{physical_index}} {{gpu_partition}} ({{instance}})"
 _LINE = (*HOST, "fleet", "fleet_index", "vendor", "physical_index", "gpu_partition")
@@ -55,16 +56,11 @@ def fleets() -> build.Dashboard:
         parts.UID.fleets,
         "GPU fleets",
         "For the owner of a workload: its devices by the numbers that it uses, the card behind each, and how that is.",
-    )
-    for variable in (
-        *parts.job_and_instance(),
         parts.chosen("vendor", catalog.GPU_INFO),
         parts.chosen("fleet", catalog.MASK_INVERTED),
-    ):
-        board.with_variable(variable)
-    board.annotation(parts.reloads())
+    )
     parts.place(board, _masks(), _shared(), refused(), _devices())
-    parts.place(board, _utilization(), _memory(), _temperature(), _held(), row="Devices of the fleets")
+    parts.place(board, *readings(_LINE, _LEGEND, 12, *_ALL), _held(), row="Devices of the fleets")
     return board
 
 
@@ -170,39 +166,6 @@ def _devices() -> table.Panel:
         parts.rows(each(TEMPERATURE, FLEET_DEVICE, *_ALL)),
         parts.rows(of_device(members(*_ALL), sharing())),
     )
-
-
-def _utilization() -> timeseries.Panel:
-    panel = parts.named(
-        parts.lines("percent", 100),
-        "Utilization",
-        "Share of the time in which the device was busy, with whatever ran on it. A gap was not measured.",
-        "Not measured",
-        (12, 9),
-    )
-    return parts.asked(panel, parts.over_time(each(UTILIZATION, _LINE, *_ALL), _LEGEND))
-
-
-def _memory() -> timeseries.Panel:
-    panel = parts.named(
-        parts.lines("percent", 100),
-        "Memory in use",
-        "Share of the device's memory that can no longer be allocated, the driver's reserve included.",
-        "Not measured",
-        (12, 9),
-    )
-    return parts.asked(panel, parts.over_time(in_use(_LINE, *_ALL), _LEGEND))
-
-
-def _temperature() -> timeseries.Panel:
-    panel = parts.named(
-        parts.lines("celsius"),
-        "Temperature",
-        "The core or edge sensor of the card behind each device.",
-        "Not measured",
-        (12, 9),
-    )
-    return parts.asked(panel, parts.over_time(each(TEMPERATURE, _LINE, *_ALL), _LEGEND))
 
 
 def _held() -> timeseries.Panel:

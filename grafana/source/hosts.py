@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, table, timeseries
+import functools
+
+from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, table
 from grafana_foundation_sdk.builders import dashboard as build
 
 from exporter import catalog
@@ -32,9 +34,11 @@ from grafana.source.queries import (
     sharing,
     state,
 )
+from grafana.source.readings import readings
 
 _LEGEND = "{{instance}} {{vendor}} GPU {{physical_index}} {{gpu_partition}}"
 _LINE = (*HOST, "vendor", "physical_index", "gpu_partition", "pci_bus_id")
+_number = functools.partial(parts.figure, absent="Not measured", width=3)
 _TROUBLED = 'state=~"lost|hung"'
 _CARD_COLUMNS = (
     host_column(),
@@ -52,13 +56,11 @@ def hosts() -> build.Dashboard:
         "GPU hosts and cards",
         "For the operator: every physical card once, hottest and fullest first, who sits on it, and which do not "
         "answer.",
+        parts.chosen("vendor", catalog.GPU_INFO),
     )
-    for variable in (*parts.job_and_instance(), parts.chosen("vendor", catalog.GPU_INFO)):
-        board.with_variable(variable)
-    board.annotation(parts.reloads())
     parts.place(board, *_numbers())
     parts.place(board, _hottest(), _fullest(), _troubled(), _cards(), _sitting())
-    parts.place(board, *_lines(), row="Each card once")
+    parts.place(board, *readings(_LINE, _LEGEND, 8, OF_VENDOR), row="Each card once")
     return board
 
 
@@ -101,17 +103,6 @@ def _numbers() -> list[stat.Panel]:
         ),
         _number("Hottest", f"max({of(TEMPERATURE, OF_VENDOR)})", "The hottest card.", parts.HOT, "celsius"),
     ]
-
-
-def _number(
-    title: str,
-    expression: str,
-    description: str,
-    colours: tuple[tuple[float | None, str], ...] = parts.PLAIN,
-    unit: str = "short",
-) -> stat.Panel:
-    panel = parts.named(parts.number(unit, colours).decimals(0), title, description, "Not measured", (3, 4))
-    return parts.asked(panel, parts.now(expression, title))
 
 
 def _hottest() -> bargauge.Panel:
@@ -205,19 +196,3 @@ def _sitting() -> table.Panel:
     )
     rows = by("max", (*HOST, *catalog.FLEET_DEVICE_INFO.labels), of(catalog.FLEET_DEVICE_INFO, OF_VENDOR, WORKLOAD))
     return parts.asked(panel, parts.rows(of_device(rows, sharing())))
-
-
-def _lines() -> list[timeseries.Panel]:
-    utilization, memory, temperature = (
-        parts.named(parts.lines(unit, most), title, description, "Not measured", (8, 9))
-        for title, unit, most, description in (
-            ("Utilization", "percent", 100.0, "Share of the time in which the card was busy. A gap was not measured."),
-            ("Memory in use", "percent", 100.0, "Share of the card's memory that can no longer be allocated."),
-            ("Temperature", "celsius", None, "The card's core or edge sensor."),
-        )
-    )
-    return [
-        parts.asked(utilization, parts.over_time(each(UTILIZATION, _LINE, OF_VENDOR), _LEGEND)),
-        parts.asked(memory, parts.over_time(in_use(_LINE, OF_VENDOR), _LEGEND)),
-        parts.asked(temperature, parts.over_time(each(TEMPERATURE, _LINE, OF_VENDOR), _LEGEND)),
-    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import stat, statetimeline, table, timeseries
 
@@ -11,6 +13,7 @@ from grafana.source.fleets import fleet_column, host_column, refused
 from grafana.source.parts import Column
 from grafana.source.queries import FLEET, HOST, OF_FLEET, OF_VENDOR, by, exporters, of, own
 
+_number = functools.partial(parts.figure, absent="No exporter answers", width=4)
 _HOST_VENDOR = (*HOST, "vendor")
 
 
@@ -20,14 +23,9 @@ def mapping() -> build.Dashboard:
         parts.UID.mapping,
         "GPU mapping and exporter health",
         "Which masks are refused and why, how sure the others are, and how the exporters and their backends are.",
-    )
-    for variable in (
-        *parts.job_and_instance(),
         parts.chosen("vendor", catalog.BACKEND_UP),
         parts.chosen("fleet", catalog.MASK_INVERTED),
-    ):
-        board.with_variable(variable)
-    board.annotation(parts.reloads())
+    )
     parts.place(board, *_numbers())
     parts.place(board, refused(), _masks(), _evidence(), row="Mapping")
     parts.place(board, _backends(), _down(), _durations(), _faults(), _hints(), row="Backends")
@@ -62,11 +60,6 @@ def _numbers() -> list[stat.Panel]:
         ),
         _number("Silent exporters", silent, "Do not answer, of those seen within a day.", wanted),
     ]
-
-
-def _number(title: str, expression: str, description: str, colours: tuple[tuple[float | None, str], ...]) -> stat.Panel:
-    panel = parts.named(parts.number("short", colours).decimals(0), title, description, "No exporter answers", (4, 4))
-    return parts.asked(panel, parts.now(expression, title))
 
 
 def _masks() -> statetimeline.Panel:

@@ -110,6 +110,24 @@ def number(unit: str, colours: Iterable[tuple[float | None, str]], mode: str = "
     )
 
 
+Colours = tuple[tuple[float | None, str], ...]
+
+
+def figure(
+    title: str,
+    expression: str,
+    description: str,
+    colours: Colours = PLAIN,
+    unit: str = "short",
+    *,
+    absent: str,
+    width: int,
+) -> stat.Panel:
+    """One number."""
+    panel = named(number(unit, colours).decimals(0), title, description, absent, (width, 4))
+    return asked(panel, now(expression, title))
+
+
 def lines(unit: str, most: float | None = None) -> timeseries.Panel:
     """Lines from 0 on. A gap stays a gap: what was not measured is not drawn."""
     panel = (
@@ -259,8 +277,16 @@ def to(uid: str, **variables: str) -> dict[str, object]:
     return {"links": [{"title": "Open", "url": url, "targetBlank": False}]}
 
 
-def dashboard(uid: str, title: str, description: str) -> build.Dashboard:
-    """A dashboard that leads to the others, with the choice of data source, jobs and instances."""
+def dashboard(uid: str, title: str, description: str, *variables: build.QueryVariable) -> build.Dashboard:
+    """A dashboard with the choice of jobs, of instances and of these, and with marks where settings were loaded."""
+    board = blank(uid, title, description)
+    for variable in (*job_and_instance(), *variables):
+        board.with_variable(variable)
+    return board.annotation(reloads())
+
+
+def blank(uid: str, title: str, description: str) -> build.Dashboard:
+    """A dashboard that leads to the others, with the choice of a data source."""
     others = build.DashboardLink("GPU dashboards").type(model.DashboardLinkType.DASHBOARDS).tags([TAG])
     return (
         build.Dashboard(title)
@@ -288,7 +314,8 @@ def place(board: build.Dashboard, *panels: Builder[model.Panel], row: str = "") 
 def chosen(name: str, family: catalog.Family | str, *matchers: str, within: str = CHOSEN) -> build.QueryVariable:
     """A variable of the values that a label has, all of them unless some are chosen."""
     metric = family if isinstance(family, str) else family.name
-    selector = f"{metric}{{{', '.join(filter(None, (within, *matchers)))}}}"
+    narrowed = ", ".join(filter(None, (within, *matchers)))
+    selector = f"{metric}{{{narrowed}}}" if narrowed else metric
     return (
         build.QueryVariable(name)
         .label(name.capitalize())
