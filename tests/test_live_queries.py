@@ -189,3 +189,36 @@ def test_grafana_s_components_draw_it(cluster: Cluster, page: Path, path: Path, 
     for part in (*(panel["fieldConfig"]["defaults"]["noValue"] for panel in bare), *STORIES[path.stem]):
         assert part in text
     assert (tmp_path / "picture.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def _row(text: str, *parts: str) -> str:
+    """The one row of the page's tables that has all these texts."""
+    (found,) = (row for row in text.split('role="row"')[1:] if all(f">{part}<" in row for part in parts))
+    return found
+
+
+def test_a_reading_stays_beside_its_device(page: Path, tmp_path: Path) -> None:
+    """Of a board with a utilization and a MIG instance without one, the board's row alone has the number."""
+    dashboard = queries.board(queries.ROOT / "grafana" / "dashboards" / "hosts.json")
+    (panel,) = [panel for panel in queries.panels(dashboard) if panel["title"] == "Cards"]
+    results: dict[str, list[dict[str, Any]]] = {
+        f"{one['id']}{target['refId']}": [] for one in queries.panels(dashboard) for target in one["targets"]
+    }
+
+    def answered(letter: str, value: float, *parts: str, **labels: str) -> None:
+        """As Prometheus answers where no row of a query has a part, unless the query gives each its part."""
+        expression = panel["targets"]["ABCDEFG".index(letter)]["expr"]
+        whole = "whole" if expression.endswith('"gpu_partition", "whole", "gpu_partition", "")') else ""
+        for part in parts:
+            named = {"gpu_partition": part or whole} if part or whole else {}
+            metric = {"instance": "a", "pci_bus_id": "0000:61:00.0", "physical_index": "0", **labels, **named}
+            results[f"{panel['id']}{letter}"].append({"metric": metric, "value": [0, str(value)]})
+
+    answered("A", 1, "", "1/0", name="H100")
+    answered("B", 0, "", "1/0")
+    answered("E", 77, "")
+    span = {"from": 0, "to": 60, "step": 1}
+    shown = {"dashboard": dashboard, "variables": {}, "span": span, "results": results}
+    text = pictures.drawn(page, shown, tmp_path / "picture.png")
+    assert ">77<" in _row(text, "whole", "H100")
+    assert ">77<" not in _row(text, "1/0", "H100")

@@ -158,13 +158,15 @@ def _devices() -> table.Panel:
     name = by("max", (*SAME_DEVICE, "name"), of(catalog.GPU_INFO, OF_VENDOR))
     return parts.asked(
         panel,
-        parts.rows(info),
-        parts.rows(of_device(members(*_ALL), name, "name")),
-        parts.rows(of_device(members(*_ALL), by("max", SAME_DEVICE, state(DEVICE, OF_VENDOR)))),
-        parts.rows(each(UTILIZATION, FLEET_DEVICE, *_ALL)),
-        parts.rows(in_use(FLEET_DEVICE, *_ALL)),
-        parts.rows(each(TEMPERATURE, FLEET_DEVICE, *_ALL)),
-        parts.rows(of_device(members(*_ALL), sharing())),
+        *parts.beside(
+            info,
+            of_device(members(*_ALL), name, "name"),
+            of_device(members(*_ALL), by("max", SAME_DEVICE, state(DEVICE, OF_VENDOR))),
+            each(UTILIZATION, FLEET_DEVICE, *_ALL),
+            in_use(FLEET_DEVICE, *_ALL),
+            each(TEMPERATURE, FLEET_DEVICE, *_ALL),
+            of_device(members(*_ALL), sharing()),
+        ),
     )
 
 

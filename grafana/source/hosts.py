@@ -167,13 +167,15 @@ def _cards() -> table.Panel:
     info = by("max", (*DEVICE, "name", "driver_version"), of(catalog.GPU_INFO, OF_VENDOR))
     return parts.asked(
         panel,
-        parts.rows(info),
-        parts.rows(state(DEVICE, OF_VENDOR)),
-        parts.rows(each(TEMPERATURE, DEVICE, OF_VENDOR)),
-        parts.rows(in_use(DEVICE, OF_VENDOR)),
-        parts.rows(each(UTILIZATION, DEVICE, OF_VENDOR)),
-        parts.rows(each(TOTAL, DEVICE, OF_VENDOR)),
-        parts.rows(of_device(known(OF_VENDOR), sharing())),
+        *parts.beside(
+            info,
+            state(DEVICE, OF_VENDOR),
+            each(TEMPERATURE, DEVICE, OF_VENDOR),
+            in_use(DEVICE, OF_VENDOR),
+            each(UTILIZATION, DEVICE, OF_VENDOR),
+            each(TOTAL, DEVICE, OF_VENDOR),
+            of_device(known(OF_VENDOR), sharing()),
+        ),
     )
 
 

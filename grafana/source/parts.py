@@ -63,6 +63,13 @@ def rows(expression: str) -> query.Dataquery:
     return query.Dataquery().expr(expression).format(PromQueryFormat.TABLE).instant()
 
 
+def beside(*expressions: str) -> list[query.Dataquery]:
+    """Queries of one table about devices. Grafana joins their rows by the columns that all of them have. So each names the
+    part, which a whole card's row does not by itself: else a card's reading may come to stand beside its part.
+    """
+    return [rows(f'label_replace({one}, "gpu_partition", "whole", "gpu_partition", "")') for one in expressions]
+
+
 def steps(*colours: tuple[float | None, str]) -> build.ThresholdsConfig:
     """From which value on which colour; the first value is None."""
     marks = [model.Threshold(value=value, color=colour) for value, colour in colours]
