@@ -55,7 +55,7 @@ docs: $(VENV)/.installed-dev
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.pictures
 
-# 250 and then 500 simulated hosts behind one process, scraped by a real Prometheus, for seven minutes; prints figures as those of
+# 250 and then 500 simulated hosts behind one process, scraped by a real Prometheus, for some minutes; prints figures as those of
 # docs/scaling.md. Needs prometheus.
 cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cluster --hosts 250 500 --minutes 2

@@ -30,7 +30,7 @@ class OverwrittenError(Exception):
 
 
 def read(procfs: str, process: Stat) -> dict[str, str]:
-    """The variables of :data:`KEPT`, :data:`SLURM` and the prefixes that are set; bytes that are no UTF-8 are surrogates.
+    """The variables of :data:`KEPT`, :data:`SLURM` and the prefixes that are set; what is no UTF-8 is surrogates.
 
     Raises ``OSError`` where it cannot be read, and :class:`OverwrittenError`, also where a part of it is missing: the
     kernel ends without a word where a part of the process's memory cannot be read.
