@@ -64,8 +64,8 @@ def rows(expression: str) -> query.Dataquery:
 
 
 def beside(*expressions: str) -> list[query.Dataquery]:
-    """Queries of one table about devices. Grafana joins their rows by the columns that all of them have. So each has its
-    part, which a whole card's row does not have by itself: else a card's reading may come to stand beside its part.
+    """Queries of one table of devices. Grafana joins their rows by the columns that all of them have. So each has the
+    part, which the row of a whole card lacks by itself: else a card's reading may come to stand beside its part.
     """
     return [rows(f'label_replace({one}, "gpu_partition", "whole", "gpu_partition", "")') for one in expressions]
 
