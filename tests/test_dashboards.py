@@ -256,6 +256,9 @@ def test_what_a_cell_leads_to_is_there(name: str) -> None:
                 uid, _, rest = link["url"].removeprefix("/d/").partition("?")
                 assert set(re.findall(r"&var-(\w+)=", rest)) <= set(uids[uid])
                 assert set(re.findall(r"\$\{__data\.fields\.([^}]+)\}", rest)) <= titles
+                pairs = re.findall(r"&var-(\w+)=\$\{__data\.fields\.([^}]+)\}", rest)
+                assert set(pairs) <= {("instance", "Host"), ("fleet", "Fleet")}
+                assert pairs
                 links += 1
     assert links
     (link,) = board(name)["links"]
@@ -266,6 +269,84 @@ def test_what_a_cell_leads_to_is_there(name: str) -> None:
         True,
     )
     assert "gpu-fleet-exporter" in board(name)["tags"]
+
+
+UNITS = {"bytes": "bytes", "celsius": "celsius", "percent": "percent", "seconds": "s"}
+
+
+def unit_of(expression: str) -> str:
+    """The unit of what an expression gives: that of the one name that it selects, unless that is counted or divided."""
+    if expression.startswith(("100 *", "label_replace(100 *", "topk(10, 100 *")):
+        return "percent"
+    found = {name.split(":")[1] if ":" in name else name for name, _ in queries.names(expression).selected}
+    units = {UNITS.get(name.rpartition("_")[2], "") for name in found}
+    return units.pop() if len(units) == 1 and not re.search(r"\b(count|rate|changes|time)\b", expression) else ""
+
+
+@every
+def test_units_are_those_of_the_metrics(name: str) -> None:
+    """Bytes are shown as bytes, degrees as degrees; in a table by the column's own property."""
+    seen = 0
+    for panel in panels(name):
+        own = {
+            override["matcher"]["options"]: {prop["id"]: prop["value"] for prop in override["properties"]}
+            for override in panel["fieldConfig"]["overrides"]
+        }
+        columns = panel["transformations"][1]["options"]["renameByName"] if panel["type"] == "table" else {}
+        for target in panel["targets"]:
+            wanted = unit_of(target["expr"])
+            title = columns.get(f"Value #{target['refId']}", "")
+            shown = own.get(title, {}).get("unit", panel["fieldConfig"]["defaults"]["unit"])
+            assert not wanted or shown == wanted, (panel["title"], title)
+            seen += bool(wanted)
+    assert seen
+
+
+@every
+def test_absence_is_told_in_words(name: str) -> None:
+    """No text for where there is nothing looks like a number, and every value column of several queries has one."""
+    for panel in panels(name):
+        told = [panel["fieldConfig"]["defaults"]["noValue"]]
+        for override in panel["fieldConfig"]["overrides"]:
+            properties = {prop["id"]: prop["value"] for prop in override["properties"]}
+            told += [properties[key] for key in properties if key == "noValue"]
+            assert "unit" not in properties or "noValue" in properties, (panel["title"], override["matcher"])
+        assert not any(re.search(r"\d", text) for text in told), told
+
+
+def test_the_first_are_the_greatest() -> None:
+    """Where a panel has ten of many, they are those with the greatest values."""
+    tens = [one.expression for one in queries.of_panels(FOLDER / "hosts.json") if "k(10, " in one.expression]
+    assert len(tens) == 2
+    assert all(expression.startswith("topk(10, ") for expression in tens)
+
+
+def test_values_have_their_words() -> None:
+    """0 and 1 of masks, backends and settings, and the number of each state, are shown as what they are."""
+    words = {
+        "Masks": {"0": "refused", "1": "inverted"},
+        "Masks over time": {"0": "refused", "1": "inverted"},
+        "Backends": {"0": "down", "1": "up"},
+        "Exporters": {"0": "down", "1": "up"},
+        "Cards that were lost, hung or asleep": {"0": "ok", "1": "asleep", "2": "hung", "3": "lost"},
+    }
+    found = {}
+    for name in NAMES:
+        for panel in panels(name):
+            for mapped in panel["fieldConfig"]["defaults"].get("mappings", ()):
+                found[panel["title"]] = {value: shown["text"] for value, shown in mapped["options"].items()}
+            for override in panel["fieldConfig"]["overrides"]:
+                for prop in override["properties"]:
+                    if prop["id"] == "mappings" and override["matcher"]["options"] in ("State", "Settings"):
+                        texts = {value: shown["text"] for value, shown in prop["value"][0]["options"].items()}
+                        state = override["matcher"]["options"] == "State"
+                        wanted = (
+                            words["Cards that were lost, hung or asleep"]
+                            if state
+                            else {"0": "reload failed", "1": "ok"}
+                        )
+                        assert texts == wanted
+    assert found == words
 
 
 def test_states_and_refusals_are_told_in_words() -> None:
