@@ -29,7 +29,7 @@ targets() {
             count = split(gres, entries, ",")
             for (index_ = 1; index_ <= count; index_++) {
                 last = split(entries[index_], parts, ":")
-                if (parts[1] == "gpu" && !(last > 1 && parts[last] == "0")) return 1
+                if (parts[1] == "gpu" && !(last > 1 && parts[last] ~ /^0+$/)) return 1
             }
             return 0
         }
@@ -54,10 +54,12 @@ while getopts p: option; do
     esac
 done
 shift $((OPTIND - 1))
+[ $# -eq 0 ] || [ ! -d "$1" ] || { echo "slurm-targets.sh: $1 is a folder, and a file was expected" >&2; exit 2; }
 [ $# -le 1 ] || usage
 case $port in
-    '' | *[!0-9]*) usage ;;
+    '' | *[!0-9]* | ??????*) usage ;;
 esac
+[ "$port" -ge 1 ] && [ "$port" -le 65535 ] || usage
 
 if ! found=$(nodes); then
     echo 'slurm-targets.sh: sinfo gives no nodes' >&2
@@ -70,6 +72,6 @@ if [ $# -eq 0 ]; then
 fi
 umask 022
 new=$1.$$.new
-trap 'rm -f "$new"' EXIT
+trap 'rm -f -- "$new"' EXIT
 printf '%s\n' "$list" >"$new"
-mv -f "$new" "$1"
+mv -f -- "$new" "$1"

@@ -121,7 +121,7 @@ def test_only_a_federation_keeps_foreign_labels() -> None:
     """The labels job and instance of a scraped page count nowhere but where the page is another Prometheus'."""
     jobs = {path.name: job for path in CONFIGS for job in settings_of(path)["scrape_configs"]}
     assert [name for name, job in jobs.items() if job.get("honor_labels")] == ["federate.yaml"]
-    assert jobs["federate.yaml"]["params"] == {"match[]": ['{__name__=~"cluster.*:.+"}']}
+    assert jobs["federate.yaml"]["params"] == {"match[]": ['{__name__=~"cluster(_fleet)?:gpu_.+"}']}
 
 
 # --- what is found

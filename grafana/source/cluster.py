@@ -9,6 +9,7 @@ from grafana_foundation_sdk.builders import stat, table, timeseries
 
 from grafana.source import parts
 from grafana.source.parts import Column
+from grafana.source.queries import by
 
 _UNRECORDED = "Nothing recorded: are the rules loaded?"
 _number = functools.partial(parts.figure, absent=_UNRECORDED, width=4)
@@ -34,6 +35,11 @@ def cluster() -> build.Dashboard:
 
 def _recorded(name: str, *matchers: str) -> str:
     return f"{name}{{{', '.join((_WITHIN, *matchers))}}}"
+
+
+def _mean(name: str, labels: tuple[str, ...]) -> str:
+    """The mean over devices, also where several servers have recorded their shares of the hosts."""
+    return f"{by('sum', labels, _recorded(f'{name}:sum'))} / {by('sum', labels, _recorded(f'{name}:count'))}"
 
 
 def _numbers() -> list[stat.Panel]:
@@ -72,16 +78,16 @@ def _fleets() -> table.Panel:
         _UNRECORDED,
         (24, 9),
     )
-    names = (
-        "cluster_fleet:gpu_hosts:count",
-        "cluster_fleet:gpu_devices:count",
-        "cluster_fleet:gpu_utilization_percent:avg",
-        "cluster_fleet:gpu_memory_used_bytes:sum",
-        "cluster_fleet:gpu_memory_total_bytes:sum",
-        "cluster_fleet:gpu_temperature_celsius:max",
+    place = (*_PLACE, "fleet")
+    return parts.asked(
+        panel,
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_hosts:count"))),
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_devices:count"))),
+        parts.rows(_mean("cluster_fleet:gpu_utilization_percent", place)),
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_memory_used_bytes:sum"))),
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_memory_total_bytes:sum"))),
+        parts.rows(by("max", place, _recorded("cluster_fleet:gpu_temperature_celsius:max"))),
     )
-    queries = (parts.rows(f"max by ({', '.join((*_PLACE, 'fleet'))}) ({_recorded(name)})") for name in names)
-    return parts.asked(panel, *queries)
 
 
 def _refused() -> timeseries.Panel:
@@ -119,11 +125,11 @@ def _lines() -> list[timeseries.Panel]:
             ("Memory used by vendor", "bytes", None, "By workloads, each card once."),
         )
     )
-    of_vendor = _recorded("cluster:gpu_utilization_percent:avg")
-    of_fleet = _recorded("cluster_fleet:gpu_utilization_percent:avg")
-    used = _recorded("cluster:gpu_memory_used_bytes:sum")
+    used = by("sum", (*_PLACE, "vendor"), _recorded("cluster:gpu_memory_used_bytes:sum"))
+    of_vendor = _mean("cluster:gpu_utilization_percent", (*_PLACE, "vendor"))
+    of_fleet = _mean("cluster_fleet:gpu_utilization_percent", (*_PLACE, "fleet"))
     return [
-        parts.asked(vendors, parts.over_time(f"max by (cluster, job, vendor) ({of_vendor})", "{{vendor}} {{cluster}}")),
-        parts.asked(fleets, parts.over_time(f"max by (cluster, job, fleet) ({of_fleet})", "{{fleet}} {{cluster}}")),
-        parts.asked(memory, parts.over_time(f"sum by (cluster, job, vendor) ({used})", "{{vendor}} {{cluster}}")),
+        parts.asked(vendors, parts.over_time(of_vendor, "{{vendor}} {{cluster}} ({{job}})")),
+        parts.asked(fleets, parts.over_time(of_fleet, "{{fleet}} {{cluster}} ({{job}})")),
+        parts.asked(memory, parts.over_time(used, "{{vendor}} {{cluster}} ({{job}})")),
     ]

@@ -27,7 +27,6 @@ from grafana.source.queries import (
     exporters,
     in_use,
     known,
-    members,
     of,
     of_device,
     once,
@@ -67,7 +66,8 @@ def hosts() -> build.Dashboard:
 def _numbers() -> list[stat.Panel]:
     answering = f"sum(({of('up')} == bool 0) and on ({', '.join(HOST)}) {exporters()})"
     troubled = f"sum({of(catalog.DEVICE_STATE, OF_VENDOR, _TROUBLED)})"
-    watched = f"{known(OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) {members()}"
+    cards = by("group", CARD, of(catalog.GPU_INFO, OF_VENDOR))
+    watched = f"{cards} and {by('group', CARD, of(catalog.FLEET_DEVICE_INFO, OF_VENDOR))}"
     total, free = once(TOTAL, OF_VENDOR), once(FREE, OF_VENDOR)
     return [
         _number("Hosts", f"count({by('group', HOST, of(catalog.BUILD_INFO))})", "Exporters that answer."),
@@ -76,7 +76,7 @@ def _numbers() -> list[stat.Panel]:
         ),
         _number(
             "All cards",
-            f"count({by('group', CARD, of(catalog.GPU_INFO, OF_VENDOR))})",
+            f"count({cards})",
             "Physical cards, however divided.",
         ),
         _number(
@@ -86,9 +86,9 @@ def _numbers() -> list[stat.Panel]:
             parts.NONE_WANTED,
         ),
         _number(
-            "In no fleet",
-            f"count({known(OF_VENDOR)}) - (count({watched}) or vector(0))",
-            "Devices that no fleet has: they have no readings. A fleet of runtime host watches every card.",
+            "Cards in no fleet",
+            f"count({cards}) - (count({watched}) or vector(0))",
+            "Cards that no fleet has, not even in part: without readings. A fleet of runtime host watches every card.",
             ((None, parts.GOOD), (1.0, parts.BAD)),
         ),
         _number(
@@ -107,20 +107,20 @@ def _numbers() -> list[stat.Panel]:
 
 def _hottest() -> bargauge.Panel:
     panel = parts.named(
-        parts.bars("celsius", 110, parts.HOT), "Hottest cards", "The ten hottest.", "Not measured", (6, 8)
+        parts.bars("celsius", 110, parts.HOT), "Hottest cards", "The five hottest.", "Not measured", (6, 8)
     )
-    return parts.asked(panel, parts.now(f"topk(10, {each(TEMPERATURE, _LINE, OF_VENDOR)})", _LEGEND))
+    return parts.asked(panel, parts.now(f"topk(5, {each(TEMPERATURE, _LINE, OF_VENDOR)})", _LEGEND))
 
 
 def _fullest() -> bargauge.Panel:
     panel = parts.named(
         parts.bars("percent", 100, parts.FULL),
         "Fullest cards",
-        "The ten with the least memory left, as the share in use.",
+        "The five with the least memory left, as the share in use.",
         "Not measured",
         (6, 8),
     )
-    return parts.asked(panel, parts.now(f"topk(10, {in_use(_LINE, OF_VENDOR)})", _LEGEND))
+    return parts.asked(panel, parts.now(f"topk(5, {in_use(_LINE, OF_VENDOR)})", _LEGEND))
 
 
 def _troubled() -> statetimeline.Panel:
@@ -134,7 +134,7 @@ def _troubled() -> statetimeline.Panel:
     )
     labels = (*HOST, *catalog.DEVICE_LABELS)
     bad = of(catalog.DEVICE_STATE, OF_VENDOR, 'state!="ok"')
-    ever = by("max", labels, f"max_over_time({bad}[$__range])")
+    ever = by("max", labels, f"max_over_time({bad}[$__range] @ end())")
     return parts.asked(
         panel,
         parts.over_time(f"{state(labels, OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) ({ever} > 0)", _LEGEND),

@@ -146,7 +146,7 @@ def lines(unit: str, most: float | None = None) -> timeseries.Panel:
         .fill_opacity(8)
         .span_nulls(False)
         .show_points(enums.VisibilityMode.AUTO)
-        .legend(_legend(True).calcs(["lastNotNull", "max"]))
+        .legend(_legend(True).calcs(["last", "max"]))
         .tooltip(_tooltip())
     )
     return panel if most is None else panel.max(most)
@@ -229,8 +229,10 @@ def listed(columns: Iterable[Column], order: Iterable[tuple[str, bool]] = (), un
         .with_transformation(_only(columns))
     )
     for column in columns:
-        if column.properties:
-            panel.override_by_name(column.title, _properties(column.properties))
+        # A label that a row lacks is not told by the text for a table without rows.
+        absent = {} if column.field.startswith("Value") else {"noValue": "\u2013"}
+        if properties := absent | dict(column.properties):
+            panel.override_by_name(column.title, _properties(properties))
     return panel
 
 

@@ -14,7 +14,8 @@ OF_FLEET = 'fleet=~"$fleet"'
 WORKLOAD = 'runtime!="host"'
 """Fleets of runtime ``host`` watch every card: they share with everybody."""
 
-HOST = ("job", "instance")
+HOST = ("cluster", "job", "instance")
+"""What tells hosts apart; `cluster` where targets, agents or federation give one."""
 CARD = (*HOST, "pci_bus_id")
 DEVICE = (*HOST, *catalog.DEVICE_LABELS)
 FLEET = (*HOST, "fleet")
@@ -48,10 +49,18 @@ def in_use(labels: tuple[str, ...], *matchers: str) -> str:
     return f"100 * (1 - {each(FREE, labels, *matchers)} / {each(TOTAL, labels, *matchers)})"
 
 
+_PART = 'gpu_partition!=""'
+_OF_GPU_INSTANCE = '"gpu_partition", "$1", "gpu_partition", "([0-9]+)/[0-9]+"'
+
+
 def once(name: str, *matchers: str) -> str:
-    """A reading of each card once: as a whole where that is read, else by the parts of it that are."""
+    """A reading of each card once: as a whole where that is read, else by the parts of it that are.
+
+    Compute instances of one MIG GPU instance (1/0, 1/1) have its memory together, and count as one.
+    """
     whole = each(name, DEVICE, *matchers, 'gpu_partition=""')
-    parts = each(name, DEVICE, *matchers, 'gpu_partition!=""')
+    part = f"label_replace({of(name, *matchers, _PART)}, {_OF_GPU_INSTANCE})"
+    parts = by("max", tuple(label for label in DEVICE if label != "uuid"), part)
     return f"({whole} or ({parts} unless on ({', '.join(CARD)}) {whole}))"
 
 
