@@ -39,7 +39,8 @@ EMPTY = {
             "GpuThresholdMissing",
         )
     },
-    "alerts: GpuCardGone": "it asks for what was there an hour ago",
+    "alerts: GpuCardGone": QUIET,
+    "alerts: GpuDeviceFlapping": "a card has to hang several times",
     "alerts: GpuFleetIdleHoldingMemory": "the simulated cards are busy",
 }
 """The queries that may find nothing, and why."""
@@ -107,7 +108,8 @@ def test_the_rules_are_evaluated(cluster: Cluster) -> None:
     """Every rule was evaluated without an error, and two alerts wait: of a refused mask and of a card that hangs."""
     rules = [rule for group in cluster.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == sum(len(queries.rules(path)) for path in queries.RULES)
-    assert {(rule["name"], rule["health"]) for rule in rules if rule["health"] != "ok"} == set()
+    # Prometheus evaluates this one every five minutes.
+    assert {(rule["name"], rule["health"]) for rule in rules if rule["health"] != "ok"} <= {("GpuCardGone", "unknown")}
     states = {
         rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting" and rule["state"] != "inactive"
     }

@@ -287,6 +287,25 @@ def test_what_counts_as_a_gpu(slurm: Slurm, gres: str, has_gpu: bool) -> None:
     assert slurm.targets() == ({"n1": "n1:10420"} if has_gpu else {})
 
 
+@pytest.mark.parametrize(
+    "arguments", [("-p", "0"), ("-p", "65536"), ("-p", "999999"), ("-p", "x"), ("a", "b"), ("-q",)]
+)
+def test_bad_arguments_are_refused(slurm: Slurm, arguments: Sequence[str]) -> None:
+    """A port that is none, a second file and an unknown option end with status 2, and nothing is printed."""
+    slurm.says("a|gpu:1")
+    done = slurm.run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_folder_is_no_file(slurm: Slurm, tmp_path: Path) -> None:
+    """A folder in place of the file is told, and nothing is put into it."""
+    slurm.says("a|gpu:1")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert slurm.run(str(folder)).returncode == 2
+    assert list(folder.iterdir()) == []
+
+
 def test_no_node_with_a_gpu_is_an_empty_list(slurm: Slurm) -> None:
     """Where sinfo works and no node has a GPU, the file has no targets any more."""
     slurm.file.write_text("[1]", encoding="utf-8")
