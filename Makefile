@@ -71,7 +71,7 @@ install:
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md docs/demo.yaml
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs/pictures' docs/pictures/*.png
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/*.yaml prometheus/*.json
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/slurm-targets.sh

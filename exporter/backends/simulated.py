@@ -47,11 +47,10 @@ class SimulatedBackend:
     def __init__(self, places: Places) -> None:
         del places
         self._devices = tuple(_device(index) for index in range(len(_MODELS)))
-        self._opened = time.monotonic()
+        self._started = time.monotonic()
 
     def open(self) -> None:
         """Nothing to load."""
-        self._opened = time.monotonic()
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -87,9 +86,8 @@ class SimulatedBackend:
 
     def _hang_left(self) -> float:
         """Seconds until the card answers again; 0 while it answers."""
-        into = (time.monotonic() - self._opened - _FIRST_SECONDS) % _EVERY_SECONDS
-        begun = time.monotonic() - self._opened >= _FIRST_SECONDS
-        return max(0.0, _HANG_SECONDS - into) if begun else 0.0
+        since = time.monotonic() - self._started - _FIRST_SECONDS
+        return max(0.0, _HANG_SECONDS - since % _EVERY_SECONDS) if since >= 0 else 0.0
 
     def users(self, device: Device) -> Collection[int]:
         """Nobody."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -43,7 +44,7 @@ def named(panel: Panel, title: str, description: str, absent: str, size: tuple[i
 
 def asked(panel: Panel, *queries: query.Dataquery) -> Panel:
     """The panel's queries, lettered in this order."""
-    for letter, one in zip("ABCDEFGHIJKL", queries, strict=False):
+    for letter, one in zip(string.ascii_uppercase, queries, strict=False):
         panel.with_target(one.ref_id(letter).datasource(SOURCE))
     return panel
 
@@ -53,9 +54,9 @@ def over_time(expression: str, legend: str) -> query.Dataquery:
     return query.Dataquery().expr(expression).legend_format(legend).range()
 
 
-def now(expression: str, legend: str = "") -> query.Dataquery:
+def now(expression: str, legend: str) -> query.Dataquery:
     """Values at the end of the dashboard's time."""
-    return query.Dataquery().expr(expression).legend_format(legend or "__auto").instant()
+    return query.Dataquery().expr(expression).legend_format(legend).instant()
 
 
 def rows(expression: str) -> query.Dataquery:
@@ -75,6 +76,9 @@ def steps(*colours: tuple[float | None, str]) -> build.ThresholdsConfig:
     marks = [model.Threshold(value=value, color=colour) for value, colour in colours]
     return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(marks)
 
+
+Colours = tuple[tuple[float | None, str], ...]
+"""From which value on which colour: what :func:`steps` takes."""
 
 HOT = ((None, GOOD), (75.0, BAD), (87.0, WORST))
 FULL = ((None, GOOD), (90.0, BAD), (97.0, WORST))
@@ -101,7 +105,7 @@ INVERTED_TEXTS = texts(_0=("refused", WORST), _1=("inverted", GOOD))
 UP_TEXTS = texts(_0=("down", WORST), _1=("up", GOOD))
 
 
-def number(unit: str, colours: Iterable[tuple[float | None, str]], mode: str = "background") -> stat.Panel:
+def number(unit: str, colours: Colours) -> stat.Panel:
     """Values as large numbers with the colour of where they lie."""
     return (
         stat.Panel()
@@ -109,15 +113,12 @@ def number(unit: str, colours: Iterable[tuple[float | None, str]], mode: str = "
         .thresholds(steps(*colours))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-        .color_mode(enums.BigValueColorMode(mode))
+        .color_mode(enums.BigValueColorMode.BACKGROUND)
         .graph_mode(enums.BigValueGraphMode.NONE)
         .justify_mode(enums.BigValueJustifyMode.AUTO)
         .text_mode(enums.BigValueTextMode.AUTO)
         .orientation(enums.VizOrientation.AUTO)
     )
-
-
-Colours = tuple[tuple[float | None, str], ...]
 
 
 def figure(
@@ -180,7 +181,7 @@ def _tooltip() -> common.VizTooltipOptions:
     return common.VizTooltipOptions().mode(enums.TooltipDisplayMode.MULTI).sort(enums.SortOrder.DESCENDING)
 
 
-def bars(unit: str, most: float, colours: Iterable[tuple[float | None, str]]) -> bargauge.Panel:
+def bars(unit: str, most: float, colours: Colours) -> bargauge.Panel:
     """A bar a value."""
     return (
         bargauge.Panel()
@@ -212,7 +213,7 @@ class Column(NamedTuple):
     properties: Mapping[str, object] = {}
 
 
-def listed(columns: Iterable[Column], order: Iterable[tuple[str, bool]] = (), unit: str = "none") -> table.Panel:
+def listed(columns: Iterable[Column], order: Iterable[tuple[str, bool]] = ()) -> table.Panel:
     """The queries' rows as one table: rows of equal labels together, these columns and no others, in this order.
 
     ``order`` is the columns to sort by, and whether from the greatest down.
@@ -220,7 +221,7 @@ def listed(columns: Iterable[Column], order: Iterable[tuple[str, bool]] = (), un
     columns = tuple(columns)
     panel = (
         table.Panel()
-        .unit(unit)
+        .unit("none")
         .show_header(True)
         .cell_height(enums.TableCellHeight.SM)
         .filterable(True)
@@ -249,7 +250,7 @@ def _properties(values: Mapping[str, object]) -> list[model.DynamicConfigValue]:
     return [model.DynamicConfigValue(id_val=name, value=value) for name, value in values.items()]
 
 
-def share(colours: Iterable[tuple[float | None, str]], unit: str = "percent", most: float = 100) -> dict[str, object]:
+def share(colours: Colours, unit: str = "percent", most: float = 100) -> dict[str, object]:
     """A cell with a bar, which says so where there is nothing to draw."""
     return {
         "unit": unit,

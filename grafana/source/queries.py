@@ -93,9 +93,9 @@ def of_device(left: str, right: str, *extra: str) -> str:
     return f"{left} * on ({', '.join(SAME_DEVICE)}) group_left ({', '.join(extra)}) {right}"
 
 
-def sharing(*matchers: str) -> str:
+def sharing() -> str:
     """How many workloads' fleets have each device."""
-    fleets = by("group", (*SAME_DEVICE, "fleet"), of(catalog.FLEET_DEVICE_INFO, WORKLOAD, *matchers))
+    fleets = by("group", (*SAME_DEVICE, "fleet"), of(catalog.FLEET_DEVICE_INFO, WORKLOAD))
     return by("count", SAME_DEVICE, fleets)
 
 
