@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -13,10 +13,8 @@ from prometheus_client.registry import Collector
 
 from exporter import __version__, catalog
 from exporter.catalog import Family
-from exporter.model import STATES, BackendStatus, Binding, Device, Refusal, Snapshot
-
-Labels = dict[str, str]
-Row = tuple[Labels, float]
+from exporter.lines import Labels, Memo, Row
+from exporter.model import STATES, Binding, Device, Refusal, Snapshot
 
 
 class ReloadStatus(NamedTuple):
@@ -26,76 +24,109 @@ class ReloadStatus(NamedTuple):
     success_timestamp_seconds: float
 
 
-def _metric(family: Family, rows: Iterable[Row]) -> Metric:
-    """The family with its samples; a label whose value is empty is left out, which means the same to Prometheus."""
-    metric = _empty(family)
-    for labels, value in rows:
-        metric.add_sample(family.name, labels, value)
-    return metric
+class BindingLabels(NamedTuple):
+    """A binding's labels: of its readings, and of the row that tells how it was bound."""
+
+    reading: Labels
+    info: Labels
 
 
-def _empty(family: Family) -> Metric:
-    """A counter's family is named without the ``_total`` of its samples."""
+class DeviceLabels(NamedTuple):
+    """A device's labels: of the row that tells who it is, and of each state's."""
+
+    info: Labels
+    states: tuple[tuple[str, Labels], ...]
+
+
+def _identity(device: Device) -> dict[str, str]:
+    return {
+        "vendor": device.key.vendor,
+        "physical_index": "" if device.physical_index is None else str(device.physical_index),
+        "pci_bus_id": device.pci_bus_id,
+        "uuid": device.uuid,
+        "gpu_partition": device.partition,
+    }
+
+
+def _of_binding(binding: Binding) -> BindingLabels:
+    bound = Labels(_identity(binding.device) | {"fleet": binding.fleet, "fleet_index": str(binding.fleet_index)})
+    return BindingLabels(bound, bound.plus(runtime=binding.runtime, evidence=binding.evidence))
+
+
+def _of_device(known: tuple[Device, str]) -> DeviceLabels:
+    device, driver_version = known
+    labels = Labels(_identity(device))
+    sensor = device.temperature_sensor
+    info = labels.plus(name=device.name, driver_version=driver_version, temperature_sensor=sensor)
+    return DeviceLabels(info, tuple((state, labels.plus(state=state)) for state in STATES))
+
+
+class LabelSets:
+    """Every label set of a page, by what it is made of. Those that the page before had too are not made again."""
+
+    def __init__(self) -> None:
+        self.binding = Memo(_of_binding)
+        self.device = Memo(_of_device)
+        self._others: Memo[tuple[tuple[str, str], ...], Labels] = Memo(lambda pairs: Labels(dict(pairs)))
+
+    def begin(self) -> None:
+        """Another page."""
+        for memo in (self.binding, self.device, self._others):
+            memo.begin()
+
+    def of(self, **pairs: str) -> Labels:
+        """These labels."""
+        return self._others(tuple(pairs.items()))
+
+
+class RowCollector(Collector):
+    """Families given as rows of label sets and values, of which a page is made with or without the client library."""
+
+    families: Sequence[Family]
+
+    def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
+        """The rows of each family."""
+        raise NotImplementedError
+
+    def describe(self) -> Iterable[Metric]:
+        """The families without samples, for registration."""
+        return map(empty, self.families)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this snapshot; a reading that nobody gave has a family without samples."""
+        for family, rows in self.rows():
+            metric = empty(family)
+            for labels, value in rows:
+                metric.add_sample(family.name, labels.pairs, value)
+            yield metric
+
+
+def empty(family: Family) -> Metric:
+    """The family without samples. A counter's is named without the ``_total`` of its samples."""
     name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
     return Metric(name, family.help, family.kind)
 
 
-def _present(**labels: str) -> Labels:
-    return {name: value for name, value in labels.items() if value}
-
-
-def _device_labels(device: Device) -> Labels:
-    return _present(
-        vendor=device.key.vendor,
-        physical_index="" if device.physical_index is None else str(device.physical_index),
-        pci_bus_id=device.pci_bus_id,
-        uuid=device.uuid,
-        gpu_partition=device.partition,
-    )
-
-
-def _binding_labels(binding: Binding) -> Labels:
-    return {"fleet": binding.fleet, "fleet_index": str(binding.fleet_index)} | _device_labels(binding.device)
-
-
-class DeviceCollector(Collector):
+class DeviceCollector(RowCollector):
     """Every device of the host: who it is and which state holds."""
 
     families = (catalog.GPU_INFO, catalog.DEVICE_STATE)
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._labels = [(device, _device_labels(device)) for device in snapshot.devices]
+    def __init__(self, snapshot: Snapshot, sets: LabelSets) -> None:
+        versions = snapshot.driver_versions
+        devices = [(device, sets.device((device, versions.get(device.key.vendor, "")))) for device in snapshot.devices]
+        self._devices = [(labels, snapshot.states.get(device.key)) for device, labels in devices]
 
-    def describe(self) -> Iterable[Metric]:
-        """The families without samples, for registration."""
-        return map(_empty, self.families)
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of this snapshot."""
-        yield _metric(catalog.GPU_INFO, self._infos())
-        yield _metric(catalog.DEVICE_STATE, self._states())
-
-    def _infos(self) -> Iterator[Row]:
-        for device, labels in self._labels:
-            yield (
-                labels
-                | _present(
-                    name=device.name,
-                    driver_version=self._snapshot.driver_versions.get(device.key.vendor, ""),
-                    temperature_sensor=device.temperature_sensor,
-                ),
-                1,
-            )
-
-    def _states(self) -> Iterator[Row]:
-        for device, labels in self._labels:
-            held = self._snapshot.states.get(device.key)
-            for state in STATES:
-                yield labels | {"state": state}, float(state == held)
+    def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
+        """Of each device one row of who it is, and one of each state."""
+        yield catalog.GPU_INFO, ((labels.info, 1.0) for labels, _ in self._devices)
+        yield (
+            catalog.DEVICE_STATE,
+            ((labels, float(state == held)) for device, held in self._devices for state, labels in device.states),
+        )
 
 
-class FleetCollector(Collector):
+class FleetCollector(RowCollector):
     """Every fleet: its masks inverted or refused, and its devices' readings under both numbers."""
 
     families = (
@@ -105,50 +136,37 @@ class FleetCollector(Collector):
         catalog.MASK_REFUSAL_INFO,
     )
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._bound = [(binding, _binding_labels(binding)) for binding in snapshot.bindings]
+    def __init__(self, snapshot: Snapshot, sets: LabelSets) -> None:
+        self._mappings, self._sets = snapshot.mappings, sets
+        none: Mapping[str, float] = {}
+        self._bound = [
+            (sets.binding(binding), snapshot.readings.get(binding.device.key, none)) for binding in snapshot.bindings
+        ]
 
-    def describe(self) -> Iterable[Metric]:
-        """The families without samples, for registration."""
-        return map(_empty, self.families)
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of this snapshot; a reading that nobody gave has a family without samples."""
+    def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
+        """Of each binding one row a reading, and one of how it was bound; of each fleet how its masks were read."""
         for metric, family in catalog.READINGS.items():
-            yield _metric(family, self._readings(metric))
-        yield _metric(
-            catalog.FLEET_DEVICE_INFO,
-            (
-                (labels | {"runtime": binding.runtime, "evidence": binding.evidence}, 1.0)
-                for binding, labels in self._bound
-            ),
-        )
-        mappings = self._snapshot.mappings
-        yield _metric(
+            yield family, ((labels.reading, given[metric]) for labels, given in self._bound if metric in given)
+        yield catalog.FLEET_DEVICE_INFO, ((labels.info, 1.0) for labels, _ in self._bound)
+        of, mappings = self._sets.of, self._mappings
+        yield (
             catalog.MASK_INVERTED,
             (
-                ({"fleet": mapping.fleet, "runtime": mapping.runtime}, float(not isinstance(mapping.outcome, Refusal)))
+                (of(fleet=mapping.fleet, runtime=mapping.runtime), float(not isinstance(mapping.outcome, Refusal)))
                 for mapping in mappings
             ),
         )
-        yield _metric(
+        yield (
             catalog.MASK_REFUSAL_INFO,
             (
-                ({"fleet": mapping.fleet, "runtime": mapping.runtime, "reason": mapping.outcome.code}, 1.0)
+                (of(fleet=mapping.fleet, runtime=mapping.runtime, reason=mapping.outcome.code), 1.0)
                 for mapping in mappings
                 if isinstance(mapping.outcome, Refusal)
             ),
         )
 
-    def _readings(self, metric: str) -> Iterator[Row]:
-        for binding, labels in self._bound:
-            value = self._snapshot.readings.get(binding.device.key, {}).get(metric)
-            if value is not None:
-                yield labels, value
 
-
-class ExporterCollector(Collector):
+class ExporterCollector(RowCollector):
     """The exporter itself: its backends, its build, its settings."""
 
     families = (
@@ -163,42 +181,34 @@ class ExporterCollector(Collector):
         catalog.RELOAD_TIMESTAMP,
     )
 
-    def __init__(self, backends: Sequence[BackendStatus], left_out: int, reload: ReloadStatus) -> None:
-        self._backends, self._left_out, self._reload = backends, left_out, reload
+    def __init__(self, snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets) -> None:
+        self._backends, self._left_out = snapshot.backends, snapshot.left_out
+        self._reload, self._sets = reload, sets
 
-    def describe(self) -> Iterable[Metric]:
-        """The families without samples, for registration."""
-        return map(_empty, self.families)
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of this snapshot."""
-        backends = self._backends
-        yield _metric(catalog.BACKEND_UP, (({"vendor": row.vendor}, float(row.up)) for row in backends))
-        yield _metric(catalog.BACKEND_DURATION, (({"vendor": row.vendor}, row.duration_seconds) for row in backends))
-        yield _metric(catalog.BACKEND_FAULTS, (row for backend in backends for row in _fault_counts(backend)))
-        faults = ((row.vendor, row.fault) for row in backends if not row.up)
-        yield _metric(
-            catalog.BACKEND_FAULT_INFO,
-            (({"vendor": vendor, "reason": fault.reason}, 1.0) for vendor, fault in faults if fault is not None),
-        )
-        yield _metric(
-            catalog.HINT_INFO,
+    def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
+        """Of each backend its health; the rest is one row each."""
+        of, backends = self._sets.of, self._backends
+        yield catalog.BACKEND_UP, ((of(vendor=row.vendor), float(row.up)) for row in backends)
+        yield catalog.BACKEND_DURATION, ((of(vendor=row.vendor), row.duration_seconds) for row in backends)
+        yield (
+            catalog.BACKEND_FAULTS,
             (
-                ({"vendor": row.vendor, "hint": code}, 1.0)
+                (of(vendor=row.vendor, reason=reason), float(count))
                 for row in backends
-                for code in sorted({hint.code for hint in row.hints})
+                for reason, count in row.faults_total.items()
             ),
         )
-        yield _metric(catalog.FLEETS_LEFT_OUT, [({}, float(self._left_out))])
-        build = {"version": __version__, "python_version": platform.python_version()}
-        yield _metric(catalog.BUILD_INFO, [(build, 1.0)])
-        yield _metric(catalog.RELOAD_SUCCESSFUL, [({}, float(self._reload.successful))])
-        yield _metric(catalog.RELOAD_TIMESTAMP, [({}, self._reload.success_timestamp_seconds)])
-
-
-def _fault_counts(backend: BackendStatus) -> Iterator[Row]:
-    for reason, count in backend.faults_total.items():
-        yield {"vendor": backend.vendor, "reason": reason}, count
+        faults = ((row.vendor, row.fault) for row in backends if not row.up)
+        yield (
+            catalog.BACKEND_FAULT_INFO,
+            ((of(vendor=vendor, reason=fault.reason), 1.0) for vendor, fault in faults if fault is not None),
+        )
+        hints = ((row.vendor, code) for row in backends for code in sorted({hint.code for hint in row.hints}))
+        yield catalog.HINT_INFO, ((of(vendor=vendor, hint=code), 1.0) for vendor, code in hints)
+        yield catalog.FLEETS_LEFT_OUT, [(of(), float(self._left_out))]
+        yield catalog.BUILD_INFO, [(of(version=__version__, python_version=platform.python_version()), 1.0)]
+        yield catalog.RELOAD_SUCCESSFUL, [(of(), float(self._reload.successful))]
+        yield catalog.RELOAD_TIMESTAMP, [(of(), self._reload.success_timestamp_seconds)]
 
 
 class _Process(ProcessCollector):
@@ -214,23 +224,23 @@ class _Process(ProcessCollector):
 
 
 # One for the life of the process: each new one reads the kernel's boot time again.
-_PROCESS = _Process()
+PROCESS = _Process()
 
 
-def collectors_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> tuple[Collector, ...]:
-    """The collectors that show this snapshot; ``process`` adds the parent's own ``process_*`` families."""
-    shown = (FleetCollector(snapshot), DeviceCollector(snapshot), _exporter(snapshot, reload))
-    return (*shown, _PROCESS) if process else shown
-
-
-def _exporter(snapshot: Snapshot, reload: ReloadStatus) -> ExporterCollector:
-    return ExporterCollector(snapshot.backends, snapshot.left_out, reload)
+def collectors_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets | None = None) -> tuple[RowCollector, ...]:
+    """The collectors that show this snapshot; ``sets`` are those of the page before."""
+    sets = LabelSets() if sets is None else sets
+    sets.begin()
+    return FleetCollector(snapshot, sets), DeviceCollector(snapshot, sets), ExporterCollector(snapshot, reload, sets)
 
 
 def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:
-    """A registry of :func:`collectors_of`, which refuses a family that two of them give."""
+    """A registry of :func:`collectors_of`, which refuses a family that two of them give; ``process`` adds the parent's
+    own ``process_*`` families.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    for collector in collectors_of(snapshot, reload, process=process):
+    shown = collectors_of(snapshot, reload)
+    for collector in (*shown, PROCESS) if process else shown:
         registry.register(collector)
     return registry
 
@@ -281,14 +291,14 @@ class _Single(Collector):
         return self._families
 
 
-def family_text(family: Metric, encoder: Encoder) -> bytes:
-    """A family's part of a page, without what ends a page."""
-    return encoder(_Single(family)).removesuffix(end_of_page(encoder))
+def head_of(family: Metric, encoder: Encoder) -> str:
+    """What stands before the samples of a family: its help and type."""
+    return encoder(_Single(family)).removesuffix(encoder(_Single())).decode()
 
 
-def end_of_page(encoder: Encoder) -> bytes:
+def end_of_page(encoder: Encoder) -> str:
     """What ends a page: ``# EOF`` in OpenMetrics, nothing in the other formats."""
-    return encoder(_Single())
+    return encoder(_Single()).decode()
 
 
 def render(registry: CollectorRegistry, encoder: Encoder, names: Sequence[str] = ()) -> bytes:

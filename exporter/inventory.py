@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -46,13 +47,10 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
                 return _part_of_card(card, part) if part else card
         return None
 
-    @property
+    @functools.cached_property
     def by_key(self) -> Mapping[DeviceKey, Device]:
-        """Devices by key, built once."""
-        cached: Mapping[DeviceKey, Device] | None = self.__dict__.get("by_key")
-        if cached is None:
-            cached = self.__dict__["by_key"] = {device.key: device for device in self.devices}
-        return cached
+        """Devices by key."""
+        return {device.key: device for device in self.devices}
 
     def of(self, *vendors: str) -> Inventory:
         """The same inventory narrowed to some vendors' devices."""

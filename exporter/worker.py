@@ -1,14 +1,16 @@
 """The child process of one vendor: ``python -m exporter.worker VENDOR``, with the parent's socket as standard input.
 
-Every call into the vendor's library runs in a daemon thread (a lane): one for starting and counting, one for each slot.
-A call that does not return leaves its lane busy, costs that card its readings, and is not waited for again. What comes
-after its cycle's deadline is thrown away. The process leaves with ``os._exit``: a hung lane cannot be joined.
+Every call into the vendor's library runs in a daemon thread, in a lane of its slot's name, or of the library's for
+starting and counting (:mod:`exporter.lanes`). A call that does not return leaves its lane busy, costs that card its
+readings, and is not waited for again. What comes after its cycle's deadline is thrown away. The process leaves with
+``os._exit``: a hung lane cannot be joined.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import queue
 import signal
@@ -16,12 +18,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from exporter import __version__, backends
 from exporter.backends.base import Backend, Places
 from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
+from exporter.lanes import PATIENCE_SECONDS, Batch, Job, Lanes
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, User, VendorSample
 from exporter.parent import asks, end_unless_of_version, end_with_the_parent
 from exporter.wire import Answer, Ask, frame
@@ -53,65 +56,7 @@ class Sleeping(NamedTuple):
 Result = CardReport | Sleeping | BaseException | None
 
 
-class Batch:
-    """Jobs of one cycle that are waited for together.
-
-    The main thread is woken once, by the last of them: each wake costs more than a vendor's call. What a lane brings
-    after its batch is no longer waited for stays in the batch, and is never seen.
-    """
-
-    def __init__(self, cycle: int, size: int, events: queue.SimpleQueue[_Event]) -> None:
-        self.cycle = cycle
-        self._missing = size
-        self._results: dict[str, Result] = {}
-        self._events = events
-        self._lock = threading.Lock()
-
-    def finish(self, lane: str, result: Result) -> None:
-        """Called in the lane."""
-        with self._lock:
-            self._results[lane] = result
-            self._missing -= 1
-            last = self._missing == 0
-        if last:
-            self._events.put(self)
-
-    def results(self) -> dict[str, Result]:
-        """What has come so far."""
-        with self._lock:
-            return dict(self._results)
-
-
 _Event = Batch | Ask
-
-
-class Lane:
-    """A daemon thread that runs one job at a time."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.busy = False
-        self._jobs: queue.SimpleQueue[tuple[Batch, Callable[[], Result]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=f"lane-{name}", daemon=True).start()
-
-    def submit(self, batch: Batch, job: Callable[[], Result]) -> None:
-        """Start a job; only when not busy."""
-        self.busy = True
-        self._jobs.put((batch, job))
-
-    def end(self) -> None:
-        """Let the thread go, as soon as its job returns."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            batch, job = entry
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001  (whatever a vendor's library raises costs this job alone)
-                result = error
-            self.busy = False
-            batch.finish(self.name, result)
 
 
 class Worker:
@@ -121,13 +66,12 @@ class Worker:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._backend = backend
         self._until = 0.0
-        self._library = Lane(LIBRARY)
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
         self._counted = False
         self._half_known: set[str] = set()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes = Lanes()
         self._known: dict[str, tuple[Device, ...]] = {}
 
     def answer(self, ask: Ask) -> Answer:
@@ -148,11 +92,10 @@ class Worker:
     def _count(self, ask: Ask) -> tuple[Sequence[str], bool]:
         """The slots, and whether they were counted since the last cycle; none while the library is still starting."""
         result: Result = None
-        if not self._library.busy:
+        if not self._lanes.busy(LIBRARY):
             self._library_since = time.monotonic()
-            batch = Batch(ask.cycle, 1, self.events)
-            self._library.submit(batch, self._open_and_count)
-            result = self._collect(batch, _COUNTING_SHARE if self._slots else 1.0).get(LIBRARY)
+            share = _COUNTING_SHARE if self._slots else 1.0
+            result = self._run(ask.cycle, {LIBRARY: self._open_and_count}, share).get(LIBRARY)
         if isinstance(result, BackendAbsent):
             raise result
         if isinstance(result, BaseException):
@@ -176,17 +119,8 @@ class Worker:
         return Fault(reason, f"the library has been starting for {waited:.0f} s")
 
     def _read(self, slots: Sequence[str], ask: Ask) -> Mapping[str, Result]:
-        for gone in self._lanes.keys() - set(slots):
-            if not self._lanes[gone].busy:  # else it is wanted again, should the slot come back before it returns
-                self._lanes.pop(gone).end()
-        for slot in slots:
-            if slot not in self._lanes:
-                self._lanes[slot] = Lane(slot)
-        idle = [lane for lane in map(self._lanes.__getitem__, slots) if not lane.busy]
-        batch = Batch(ask.cycle, len(idle), self.events)
-        for lane in idle:
-            lane.submit(batch, functools.partial(self._read_slot, lane.name, ask.users))
-        return self._collect(batch) if idle else {}
+        idle = (slot for slot in slots if not self._lanes.busy(slot))
+        return self._run(ask.cycle, {slot: functools.partial(self._read_slot, slot, ask.users) for slot in idle})
 
     def _read_slot(self, slot: str, with_users: bool) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
@@ -212,20 +146,24 @@ class Worker:
             self._known[slot] = (device,)
             self._half_known.add(slot)
 
-    def _collect(self, batch: Batch, share: float = 1.0) -> dict[str, Result]:
-        """What a batch gives in a share of the cycle's time; the ends of earlier batches mean nothing any more."""
-        started = time.monotonic()
-        while True:
-            until = started + share * (self._until - started)
+    def _run(self, cycle: int, jobs: Mapping[str, Job], share: float = 1.0) -> dict[str, Result]:
+        """What jobs give in a share of the cycle's time; the ends of earlier batches mean nothing any more."""
+        batch = Batch(cycle, jobs, self.events.put)
+        started = now = time.monotonic()
+        if jobs:
+            self._lanes.start(batch)
+        while jobs and now < (until := started + share * (self._until - started)):
             try:
-                event = self.events.get(timeout=max(0.0, until - time.monotonic()))
+                event = self.events.get(timeout=min(PATIENCE_SECONDS if batch.waiting else math.inf, until - now))
             except queue.Empty:
-                break
-            if event is batch:
-                break
-            if isinstance(event, Ask) and event.cycle == batch.cycle:
-                self._until = min(self._until, event.until)
-        return batch.results()
+                self._lanes.hasten(batch)
+            else:
+                if event is batch:
+                    break
+                if isinstance(event, Ask) and event.cycle == cycle:
+                    self._until = min(self._until, event.until)
+            now = time.monotonic()
+        return batch.close()
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
         for gone in self._known.keys() - set(slots):

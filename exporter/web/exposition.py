@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+from prometheus_client.metrics_core import Metric
 
 from exporter.collectors import (
+    PROCESS,
     Encoder,
+    LabelSets,
     ReloadStatus,
     collectors_of,
+    empty,
     encoder_for,
     end_of_page,
-    family_text,
+    head_of,
     registry_of,
     render,
 )
+from exporter.lines import Labels, lines
 from exporter.model import Snapshot
 
 # Enough for text of this shape; the highest level costs twice the time for a per cent of size.
@@ -33,17 +36,38 @@ class Page(NamedTuple):
     gzipped: bool
 
 
+class Part(NamedTuple):
+    """A family without samples, and its samples as lines."""
+
+    family: Metric
+    lines: str
+
+
+def parts_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets) -> Iterator[Part]:
+    """The families of a snapshot, in the order of a page."""
+    for collector in collectors_of(snapshot, reload, sets):
+        for family, rows in collector.rows():
+            yield Part(empty(family), lines(family.name, rows))
+
+
+def _parts_of_process() -> Iterator[Part]:
+    for metric in PROCESS.collect():
+        text = "".join(lines(sample.name, [(Labels(sample.labels), sample.value)]) for sample in metric.samples)
+        yield Part(Metric(metric.name, metric.documentation, metric.type), text)
+
+
 class Exposition:
     """Renders pages, and keeps those of the latest snapshot.
 
-    Families are built anew for each snapshot. A family whose samples are those of the page before keeps its text, which
-    holds for most: turning samples into text is most of a page's cost.
+    A snapshot's samples are put into lines once for all formats, which differ in the heads of families alone.
     """
 
     def __init__(self) -> None:
         self._of: tuple[Snapshot, ReloadStatus] | None = None
+        self._parts: tuple[Part, ...] = ()
         self._pages: dict[tuple[str, bool], Page] = {}
-        self._texts: dict[tuple[str, str], tuple[list[Sample], bytes]] = {}
+        self._sets = LabelSets()
+        self._heads: dict[tuple[str, str], str] = {}
 
     def page(
         self, snapshot: Snapshot, reload: ReloadStatus, accept: str, encodings: str, names: Sequence[str] = ()
@@ -51,29 +75,29 @@ class Exposition:
         """The page in the format and encoding that the request's headers ask for; ``names`` narrows it."""
         zipped = accepts_gzip(encodings)
         encoder, content_type = encoder_for(accept)
+        if names:
+            return _page(render(registry_of(snapshot, reload), encoder, names), content_type, zipped)
         if self._of is None or self._of[0] is not snapshot or self._of[1] != reload:
             self._of, self._pages = (snapshot, reload), {}
-        page = None if names else self._pages.get((content_type, zipped))
+            self._parts = (*parts_of(snapshot, reload, self._sets), *_parts_of_process())
+        page = self._pages.get((content_type, zipped))
         if page is None:
-            if names:
-                body = render(registry_of(snapshot, reload), encoder, names)
-            else:
-                body = self._text(collectors_of(snapshot, reload), encoder, content_type)
-            page = Page(gzip.compress(body, _GZIP_LEVEL, mtime=0) if zipped else body, content_type, zipped)
-            if not names:
-                self._pages[content_type, zipped] = page
+            page = self._pages[content_type, zipped] = _page(self._text(encoder, content_type), content_type, zipped)
         return page
 
-    def _text(self, collectors: Iterable[Collector], encoder: Encoder, content_type: str) -> bytes:
-        """The whole page; a registry is only asked where it has to find families by name."""
-        parts = []
-        for family in (family for collector in collectors for family in collector.collect()):
-            samples, text = self._texts.get((content_type, family.name), (None, b""))
-            if samples != family.samples:
-                text = family_text(family, encoder)
-                self._texts[content_type, family.name] = family.samples, text
-            parts.append(text)
-        return b"".join(parts) + end_of_page(encoder)
+    def _text(self, encoder: Encoder, content_type: str) -> bytes:
+        texts = [self._head(part.family, encoder, content_type) + part.lines for part in self._parts]
+        return "".join([*texts, end_of_page(encoder)]).encode()
+
+    def _head(self, family: Metric, encoder: Encoder, content_type: str) -> str:
+        head = self._heads.get((content_type, family.name))
+        if head is None:
+            head = self._heads[content_type, family.name] = head_of(family, encoder)
+        return head
+
+
+def _page(body: bytes, content_type: str, zipped: bool) -> Page:
+    return Page(gzip.compress(body, _GZIP_LEVEL, mtime=0) if zipped else body, content_type, zipped)
 
 
 def accepts_gzip(encodings: str) -> bool:

@@ -1,0 +1,145 @@
+"""Jobs that may never return, each under a name of its own, in as few threads as their pace allows.
+
+One thread runs a batch's jobs one after the other. Threads that call into a library at the same time hand the
+interpreter's lock to and fro at every call, which costs more than the calls do: 330 futex calls a cycle of eight cards.
+Only while no job comes to its end are more threads put to what is left.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PATIENCE_SECONDS = 0.005
+"""How long no job may have ended before :meth:`Lanes.hasten` is worth a call."""
+
+Job = Callable[[], Any]
+
+
+class Batch:
+    """Jobs that are waited for together: who started them is told once, when the last of them has ended.
+
+    What a job brings after its batch was closed is never seen, nor is that end told.
+    """
+
+    def __init__(self, cycle: int, jobs: Mapping[str, Job], ended: Callable[[Batch], None]) -> None:
+        self.cycle = cycle
+        self.threads = 0
+        self._waiting = deque(jobs.items())
+        self._size: float = len(jobs)
+        self._results: dict[str, Any] = {}
+        self._ended = ended
+        self._seen = 0
+        self._lock = threading.Lock()
+
+    def take(self, running: set[str]) -> tuple[str, Job] | None:
+        """The next job, whose name is now among those that are running; None when all have begun."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            name, job = self._waiting.popleft()
+            running.add(name)
+        return name, job
+
+    def finish(self, name: str, result: Any) -> None:
+        """A job's end."""
+        with self._lock:
+            self._results[name] = result
+            whole = len(self._results) == self._size
+        if whole:
+            self._ended(self)
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return len(self._waiting)
+
+    def stalled(self) -> bool:
+        """Whether no job has ended since this was last asked."""
+        seen, self._seen = self._seen, len(self._results)
+        return seen == self._seen
+
+    def close(self) -> dict[str, Any]:
+        """What the jobs have brought so far; those that have not begun never will."""
+        with self._lock:
+            self._waiting.clear()
+            self._size = math.inf
+            return dict(self._results)
+
+
+class Lanes:
+    """Threads for batches of jobs. A job whose name is :meth:`busy` must not be started again."""
+
+    def __init__(self, spare_seconds: float = 30.0) -> None:
+        """A thread beyond the first ends when it had no work for ``spare_seconds``."""
+        self._spare_seconds = spare_seconds
+        self._running: set[str] = set()
+        self._idle: list[_Thread] = []
+        self._lock = threading.Lock()
+
+    def busy(self, name: str) -> bool:
+        """Whether a job of this name has begun and not ended."""
+        return name in self._running
+
+    def start(self, batch: Batch) -> None:
+        """Run the batch's jobs in one thread."""
+        self._engage(batch, 1)
+
+    def hasten(self, batch: Batch) -> None:
+        """Twice as many threads for what is left, if none of the jobs has ended since the last call."""
+        if batch.stalled():
+            self._engage(batch, min(batch.waiting, batch.threads))
+
+    def _engage(self, batch: Batch, threads: int) -> None:
+        batch.threads += threads
+        for _ in range(threads):
+            with self._lock:
+                (self._idle.pop() if self._idle else _Thread(self._run)).work.put(batch)
+
+    def _run(self, thread: _Thread) -> None:
+        while (batch := self._next(thread)) is not None:
+            taken = batch.take(self._running)
+            while taken is not None:
+                name, job = taken
+                result = _outcome(job)
+                self._running.discard(name)
+                taken = batch.take(self._running)
+                if taken is None:  # before its end is told, or the next batch would find no thread
+                    self._rest(thread)
+                batch.finish(name, result)
+            self._rest(thread)
+
+    def _rest(self, thread: _Thread) -> None:
+        with self._lock:
+            if thread not in self._idle and thread.work.empty():
+                self._idle.append(thread)
+
+    def _next(self, thread: _Thread) -> Batch | None:
+        """The batch that this thread is put to; None when it is not needed any more."""
+        while True:
+            try:
+                return thread.work.get(timeout=self._spare_seconds)
+            except queue.Empty:
+                with self._lock:
+                    if len(self._idle) > 1 and thread in self._idle:
+                        self._idle.remove(thread)
+                        return None
+
+
+def _outcome(job: Job) -> Any:
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001  (whatever a vendor's library raises costs this job alone)
+        return error
+
+
+class _Thread:
+    """A daemon thread, and the batches that it is put to."""
+
+    def __init__(self, run: Callable[[_Thread], None]) -> None:
+        self.work: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        threading.Thread(target=run, args=(self,), name="lane", daemon=True).start()
