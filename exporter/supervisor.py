@@ -48,22 +48,65 @@ class Backoff(NamedTuple):
         return 0.0 if failures == 0 else float(min(self.first * 2 ** min(failures - 1, 16), self.most))
 
 
-class _Child:
-    """A running worker process and the socket to it."""
+class _Child(asyncio.Protocol):
+    """A running worker process, and the socket to it.
 
-    def __init__(self, process: subprocess.Popen[bytes], started: float) -> None:
+    ``pending`` is the answer to the last ask, until it has come, however late; ``waiting`` is done once nobody has to
+    wait for it any more.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], started: float, closed: Callable[[_Child], None]) -> None:
+        """``closed`` is told when the worker has closed its socket."""
         self.process = process
         self.started = started
-        self.writer: asyncio.StreamWriter
+        self.transport: asyncio.Transport
         self.pending: asyncio.Future[wire.Answer] | None = None
         self.pending_cycle = 0
         self.pending_since = 0.0
         self.pending_until = 0.0
-        self.expiry: asyncio.Future[None] | None = None
+        self.waiting: asyncio.Future[None] | None = None
         self.sampled = False
         self.retired = False  # it said that it ends by itself
         self.terminated = False  # we ended it
-        self.task: asyncio.Task[None]
+        self.reaping: asyncio.Task[None] | None = None
+        self._closed = closed
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Kept for the asks."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hand an answer to the ask that waits for it; a worker that talks nonsense is let go."""
+        self._received += data
+        try:
+            for body in wire.frames(self._received):
+                answer = wire.decode_answer(body)
+                if self.pending and not self.pending.done() and answer.cycle == self.pending_cycle:
+                    self.pending.set_result(answer)
+                    self.wait_no_longer()
+        except msgspec.DecodeError:
+            self.transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The worker has ended, or is about to."""
+        self._closed(self)
+
+    def ask(self, until: float, users: bool = False) -> None:
+        """The transport buffers: an ask of thirty bytes never waits for a worker that does not read."""
+        self.pending_until = until
+        self.transport.write(wire.frame(wire.Ask(self.pending_cycle, until - _ANSWER_MARGIN_SECONDS, users)))
+
+    def wait_no_longer(self) -> None:
+        """Whoever waits for the answer goes on."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
+
+    def drop(self) -> None:
+        """No answer will come any more."""
+        if self.pending is not None and not self.pending.done():
+            self.pending.cancel()
+            self.wait_no_longer()
 
 
 class Supervisor:
@@ -119,16 +162,14 @@ class Supervisor:
         """Somebody with less time waits for the running ask too: shorten it for all."""
         child, until = self._child, time.monotonic() + within_seconds
         if child is not None and child.pending is not None and until < child.pending_until:
-            child.pending_until = until
-            child.writer.write(wire.frame(wire.Ask(child.pending_cycle, until - _ANSWER_MARGIN_SECONDS)))
+            child.ask(until)
 
     def cut_short(self, within_seconds: float) -> None:
         """The running ask ends within that time, whether the worker answers or not, and so does every later one."""
         self._no_later_than = time.monotonic() + within_seconds
         self.hurry(within_seconds)
-        expiry = self._child.expiry if self._child is not None else None
-        if expiry is not None:
-            asyncio.get_running_loop().call_later(within_seconds, _expire, expiry)
+        if self._child is not None and self._child.waiting is not None:
+            asyncio.get_running_loop().call_later(within_seconds, self._child.wait_no_longer)
 
     async def _answer(self, until: float) -> wire.Answer | Fault:
         child = self._child
@@ -158,16 +199,18 @@ class Supervisor:
         return not pending.cancelled()
 
     async def _exchange(self, child: _Child, until: float) -> wire.Answer | Fault:
+        loop = asyncio.get_running_loop()
         self._cycle += 1
         until = min(until, self._no_later_than)
-        child.pending = pending = asyncio.get_running_loop().create_future()
-        child.pending_cycle, child.pending_since, child.pending_until = self._cycle, time.monotonic(), until
-        # The transport buffers: an ask of thirty bytes never waits for a worker that does not read.
-        child.writer.write(wire.frame(wire.Ask(self._cycle, until - _ANSWER_MARGIN_SECONDS, self.users)))
-        child.expiry = asyncio.get_running_loop().create_future()
-        timeout = max(0.0, until - time.monotonic())
-        await asyncio.wait([pending, child.expiry], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        child.expiry = None
+        child.pending, child.waiting = pending, _ = loop.create_future(), loop.create_future()
+        child.pending_cycle, child.pending_since = self._cycle, time.monotonic()
+        child.ask(until, self.users)
+        deadline = loop.call_at(until, child.wait_no_longer)  # the loop's clock is the monotonic one too
+        try:
+            await child.waiting
+        finally:
+            deadline.cancel()
+            child.waiting = None
         if not pending.done():
             return self._note(
                 Fault("hung" if child.sampled else "starting", "the worker did not answer by the deadline")
@@ -219,25 +262,15 @@ class Supervisor:
             return None
         finally:
             theirs.close()
-        child = _Child(process, time.monotonic())
-        reader, child.writer = await asyncio.open_unix_connection(sock=ours)
-        child.task = asyncio.create_task(self._listen(child, reader))
+        child = _Child(process, time.monotonic(), self._closed)
+        await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
         self._child = child
         log.debug("worker started", extra={"fields": {"vendor": self.vendor, "pid": process.pid}})
         return child
 
-    async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
-        """Hand each answer to the ask that waits for it, until the worker closes its socket; then reap it."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            while True:
-                (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-                if length > wire.MAX_FRAME_BYTES:
-                    break
-                answer = wire.decode_answer(await reader.readexactly(length))
-                if child.pending and not child.pending.done() and answer.cycle == child.pending_cycle:
-                    child.pending.set_result(answer)
-        child.writer.close()
-        await self._reap(child)
+    def _closed(self, child: _Child) -> None:
+        if not self._stopped:
+            child.reaping = asyncio.create_task(self._reap(child))
 
     async def _reap(self, child: _Child) -> None:
         """Wait for a worker that closed its socket, killing it if it lingers, and note how it ended."""
@@ -253,8 +286,7 @@ class Supervisor:
             elif not child.retired:
                 self._died()
                 self._failed(Fault("crashed", _ending(child.process.returncode)), at_once=self._failures == 0)
-        if child.pending is not None and not child.pending.done():
-            child.pending.cancel()
+        child.drop()
 
     def _end(self, child: _Child, why: str) -> None:
         """The hang verdict: SIGTERM, and later SIGKILL. The worker stays ours until it is reaped."""
@@ -301,15 +333,10 @@ class Supervisor:
                 await asyncio.sleep(_REAP_POLL_SECONDS)
             if child.process.poll() is None and not last:
                 child.process.kill()
-        child.task.cancel()
-        child.writer.close()
-        if child.pending is not None:
-            child.pending.cancel()
-
-
-def _expire(expiry: asyncio.Future[None]) -> None:
-    if not expiry.done():
-        expiry.set_result(None)
+        if child.reaping is not None:
+            child.reaping.cancel()
+        child.transport.abort()
+        child.drop()
 
 
 def _worker_environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ A process that asks a driver says one thing, once: a line of JSON, a :class:`Dri
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import msgspec
 
@@ -84,6 +85,23 @@ def frame(message: Ask | Answer) -> bytes:
     """The message as it goes over the socket."""
     body = _encoder.encode(message)
     return HEADER.pack(len(body)) + body
+
+
+def frames(received: bytearray) -> Iterator[bytes]:
+    """The bodies of the messages that have come whole, taken off what was received.
+
+    Raises ``msgspec.DecodeError`` on a length that no message has.
+    """
+    while len(received) >= HEADER.size:
+        (length,) = HEADER.unpack_from(received)
+        if length > MAX_FRAME_BYTES:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
+        end = HEADER.size + length
+        if len(received) < end:
+            return
+        body = bytes(received[HEADER.size : end])
+        del received[:end]
+        yield body
 
 
 def decode_ask(body: bytes) -> Ask:
