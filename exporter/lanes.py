@@ -21,13 +21,13 @@ Job = Callable[[], Any]
 
 
 class Batch:
-    """Jobs that are waited for together: who started them is told once, when the last of them has ended.
+    """Jobs that are waited for together: who started them is told once, when the last of them has ended. A job may add
+    others while it runs.
 
     What a job brings after its batch was closed is never seen, nor is that end told.
     """
 
-    def __init__(self, cycle: int, jobs: Mapping[str, Job], ended: Callable[[Batch], None]) -> None:
-        self.cycle = cycle
+    def __init__(self, jobs: Mapping[str, Job], ended: Callable[[Batch], None]) -> None:
         self.threads = 0
         self._waiting = deque(jobs.items())
         self._size: float = len(jobs)
@@ -35,6 +35,12 @@ class Batch:
         self._ended = ended
         self._seen = 0
         self._lock = threading.Lock()
+
+    def add(self, jobs: Mapping[str, Job]) -> None:
+        """More jobs, from within one that runs."""
+        with self._lock:
+            self._waiting.extend(jobs.items())
+            self._size += len(jobs)
 
     def take(self, running: set[str]) -> tuple[str, Job] | None:
         """The next job, whose name is now among those that are running; None when all have begun."""
@@ -49,9 +55,14 @@ class Batch:
         """A job's end."""
         with self._lock:
             self._results[name] = result
-            whole = len(self._results) == self._size
-        if whole:
+            done = self.done
+        if done:
             self._ended(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether all jobs have ended."""
+        return len(self._results) >= self._size
 
     @property
     def waiting(self) -> int:

@@ -9,34 +9,25 @@ import signal
 import socket
 from collections.abc import Iterator
 
+import msgspec
+
 from exporter import __version__
-from exporter.wire import HEADER, MAX_FRAME_BYTES, Ask, decode_ask
+from exporter.wire import Ask, decode_ask, frames
 
 OTHER_VERSION = 78
 """The exit status of a child that is not of the daemon's version."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PIECE_BYTES = 4096
 
 
 def asks(parent: socket.socket) -> Iterator[Ask]:
-    """The parent's asks as they come, until it is gone."""
-    while header := _receive(parent, HEADER.size):
-        (length,) = HEADER.unpack(header)
-        body = _receive(parent, length) if length <= MAX_FRAME_BYTES else b""
-        if not body:
-            return
-        yield decode_ask(body)
-
-
-def _receive(parent: socket.socket, length: int) -> bytes:
-    """Exactly that many bytes; empty when the parent is gone."""
-    data = bytearray()
-    while len(data) < length:
-        piece = parent.recv(length - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return bytes(data)
+    """The parent's asks as they come, until it is gone, or says what is none."""
+    received = bytearray()
+    with contextlib.suppress(msgspec.DecodeError):
+        while data := parent.recv(_PIECE_BYTES):
+            received += data
+            yield from map(decode_ask, frames(received))
 
 
 def end_unless_of_version(daemon: str) -> None:

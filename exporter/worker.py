@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import os
 import queue
 import signal
@@ -34,6 +33,8 @@ LIBRARY = "library"
 _STARTING_SECONDS = 10.0
 # How much of a cycle may go into counting the cards when it is known from before which there were.
 _COUNTING_SHARE = 0.25
+# How often it is looked whether counting has become reading, which may then have to be hastened.
+_LOOK_SECONDS = 0.05
 
 
 class CardReport(NamedTuple):
@@ -59,6 +60,27 @@ Result = CardReport | Sleeping | BaseException | None
 _Event = Batch | Ask
 
 
+class Turn:
+    """One cycle: its ask, and the slots that are read in it, chosen once, by whoever comes first. ``fresh``: they were
+    counted since the cycle before. While there are none the library is still starting.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.slots: Sequence[str] = ()
+        self.fresh = False
+        self._begun = False
+        self._lock = threading.Lock()
+
+    def begin(self, slots: Sequence[str], fresh: bool) -> bool:
+        """Read these slots; False where others are being read already."""
+        with self._lock:
+            if self._begun:
+                return False
+            self._begun, self.slots, self.fresh = True, slots, fresh
+            return True
+
+
 class Worker:
     """Answers the parent's asks, one after the other."""
 
@@ -78,32 +100,36 @@ class Worker:
         """One cycle; returns by ``ask.until``, or earlier where the ask is repeated, whatever the library does."""
         self._until = ask.until
         try:
-            slots, fresh = self._count(ask)
-            if not slots:
+            turn, results = self._cycle(ask)
+            if not turn.slots:
                 return Answer(ask.cycle, fault=self._not_started())
-            results = self._read(slots, ask)
-            sample = self._compile(slots, results, fresh)
+            sample = self._compile(turn.slots, results, turn.fresh)
             if not sample.devices and sample.faults:  # no card has told who it is: there is nothing to show
                 return Answer(ask.cycle, fault=sample.faults[0])
         except BackendAbsent as absent:
             return Answer(ask.cycle, fault=Fault(absent.reason, absent.detail), final=True)
         return Answer(ask.cycle, sample=sample)
 
-    def _count(self, ask: Ask) -> tuple[Sequence[str], bool]:
-        """The slots, and whether they were counted since the last cycle; none while the library is still starting."""
-        result: Result = None
+    def _cycle(self, ask: Ask) -> tuple[Turn, dict[str, Result]]:
+        """Count the slots and read what is in them, all in the library's lane while nothing holds it up. Where counting
+        takes too long, slots that were counted before are read.
+        """
+        turn = Turn(ask)
+        batch = Batch({}, self.events.put)
         if not self._lanes.busy(LIBRARY):
             self._library_since = time.monotonic()
-            share = _COUNTING_SHARE if self._slots else 1.0
-            result = self._run(ask.cycle, {LIBRARY: self._open_and_count}, share).get(LIBRARY)
-        if isinstance(result, BackendAbsent):
-            raise result
-        if isinstance(result, BaseException):
-            raise BackendAbsent("internal-error", f"{type(result).__name__}: {result}")
-        counted, self._counted = self._counted, False
-        return self._slots, counted
+            batch.add({LIBRARY: functools.partial(self._open_count_and_read, turn, batch)})
+            self._wait(turn, batch)
+        if turn.begin(self._slots, self._counted):
+            self._counted = False
+            _raise_failed(batch.close().get(LIBRARY))
+            batch = Batch(self._jobs(turn), self.events.put)
+        self._wait(turn, batch)
+        results = batch.close()
+        _raise_failed(results.pop(LIBRARY, None))
+        return turn, results
 
-    def _open_and_count(self) -> None:
+    def _open_count_and_read(self, turn: Turn, batch: Batch) -> None:
         """Runs in the library's lane. A count that comes too late for its cycle serves the next."""
         if not self._opened:
             self._backend.open()
@@ -111,16 +137,20 @@ class Worker:
         slots = self._backend.slots()
         if slots != self._slots:  # what was in a slot says nothing any more of what is there
             self._known = {}
-        self._slots, self._counted = slots, True
+        self._slots = slots
+        begun = turn.begin(slots, True)
+        self._counted = not begun
+        if begun:
+            batch.add(self._jobs(turn))
 
     def _not_started(self) -> Fault:
         waited = time.monotonic() - self._library_since
         reason = "starting" if waited < _STARTING_SECONDS else "hung"
         return Fault(reason, f"the library has been starting for {waited:.0f} s")
 
-    def _read(self, slots: Sequence[str], ask: Ask) -> Mapping[str, Result]:
-        idle = (slot for slot in slots if not self._lanes.busy(slot))
-        return self._run(ask.cycle, {slot: functools.partial(self._read_slot, slot, ask.users) for slot in idle})
+    def _jobs(self, turn: Turn) -> dict[str, Job]:
+        idle = (slot for slot in turn.slots if not self._lanes.busy(slot))
+        return {slot: functools.partial(self._read_slot, slot, turn.ask.users) for slot in idle}
 
     def _read_slot(self, slot: str, with_users: bool) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
@@ -146,24 +176,26 @@ class Worker:
             self._known[slot] = (device,)
             self._half_known.add(slot)
 
-    def _run(self, cycle: int, jobs: Mapping[str, Job], share: float = 1.0) -> dict[str, Result]:
-        """What jobs give in a share of the cycle's time; the ends of earlier batches mean nothing any more."""
-        batch = Batch(cycle, jobs, self.events.put)
+    def _wait(self, turn: Turn, batch: Batch) -> None:
+        """Until the batch has ended, or the cycle's time is over, of which counting has a share where slots are known
+        from before. Ends of earlier batches mean nothing any more.
+        """
         started = now = time.monotonic()
-        if jobs:
+        if not batch.done and not batch.threads:
             self._lanes.start(batch)
-        while jobs and now < (until := started + share * (self._until - started)):
+        while not batch.done:
+            share = _COUNTING_SHARE if self._slots and not turn.slots else 1.0
+            left = started + share * (self._until - started) - now
+            if left <= 0:
+                break
             try:
-                event = self.events.get(timeout=min(PATIENCE_SECONDS if batch.waiting else math.inf, until - now))
+                event = self.events.get(timeout=min(left, PATIENCE_SECONDS if batch.waiting else _LOOK_SECONDS))
             except queue.Empty:
                 self._lanes.hasten(batch)
             else:
-                if event is batch:
-                    break
-                if isinstance(event, Ask) and event.cycle == cycle:
+                if isinstance(event, Ask) and event.cycle == turn.ask.cycle:
                     self._until = min(self._until, event.until)
             now = time.monotonic()
-        return batch.close()
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
         for gone in self._known.keys() - set(slots):
@@ -255,6 +287,14 @@ class _Page:
 def _place(device: Device) -> tuple[int, str, int]:
     index = -1 if device.mig_index is None else device.mig_index
     return (2**31 if device.physical_index is None else device.physical_index), device.pci_bus_id, index
+
+
+def _raise_failed(result: Result) -> None:
+    """Raises ``BackendAbsent`` where starting or counting has failed."""
+    if isinstance(result, BackendAbsent):
+        raise result
+    if isinstance(result, BaseException):
+        raise BackendAbsent("internal-error", f"{type(result).__name__}: {result}")
 
 
 def _fault_of(slot: str, result: Result | None, key: DeviceKey | None) -> Fault:

@@ -47,7 +47,7 @@ class Bench:
 
     def run(self, jobs: Mapping[str, Job], *, hasten: int = 0) -> dict[str, Any]:
         """What the jobs bring, once all have ended or nothing ended between so many calls to hasten."""
-        batch = Batch(1, jobs, self.ended.put)
+        batch = Batch(jobs, self.ended.put)
         self.lanes.start(batch)
         for _ in range(hasten + 1):
             try:
@@ -123,7 +123,7 @@ def test_threads_double_while_nothing_ends(bench: Bench) -> None:
 def test_a_job_that_had_no_turn_is_not_begun_later(bench: Bench) -> None:
     """What has not begun when its batch is closed never runs, and is not busy."""
     stuck, ran = bench.gate(), threading.Event()
-    batch = Batch(1, {"stuck": stuck, "behind": ran.set}, bench.ended.put)
+    batch = Batch({"stuck": stuck, "behind": ran.set}, bench.ended.put)
     bench.lanes.start(batch)
     assert stuck.entered.wait(10)
     assert batch.close() == {}
