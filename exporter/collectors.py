@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from exporter import __version__, catalog
 from exporter.catalog import Family
 from exporter.lines import Labels, Memo, Row
-from exporter.model import STATES, Binding, Device, Refusal, Snapshot
+from exporter.model import FAULT_REASONS, STATES, Binding, Device, Refusal, Snapshot
 
 
 class ReloadStatus(NamedTuple):
@@ -36,6 +36,13 @@ class DeviceLabels(NamedTuple):
 
     info: Labels
     states: tuple[tuple[str, Labels], ...]
+
+
+class VendorLabels(NamedTuple):
+    """A backend's labels: of its rows, and of the count of each fault."""
+
+    one: Labels
+    faults: tuple[tuple[str, Labels], ...]
 
 
 def _identity(device: Device) -> dict[str, str]:
@@ -61,17 +68,23 @@ def _of_device(known: tuple[Device, str]) -> DeviceLabels:
     return DeviceLabels(info, tuple((state, labels.plus(state=state)) for state in STATES))
 
 
+def _of_vendor(vendor: str) -> VendorLabels:
+    labels = Labels({"vendor": vendor})
+    return VendorLabels(labels, tuple((reason, labels.plus(reason=reason)) for reason in FAULT_REASONS))
+
+
 class LabelSets:
     """Every label set of a page, by what it is made of. Those that the page before had too are not made again."""
 
     def __init__(self) -> None:
         self.binding = Memo(_of_binding)
         self.device = Memo(_of_device)
+        self.vendor = Memo(_of_vendor)
         self._others: Memo[tuple[tuple[str, str], ...], Labels] = Memo(lambda pairs: Labels(dict(pairs)))
 
     def begin(self) -> None:
         """Another page."""
-        for memo in (self.binding, self.device, self._others):
+        for memo in (self.binding, self.device, self.vendor, self._others):
             memo.begin()
 
     def of(self, **pairs: str) -> Labels:
@@ -188,14 +201,16 @@ class ExporterCollector(RowCollector):
     def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
         """Of each backend its health; the rest is one row each."""
         of, backends = self._sets.of, self._backends
-        yield catalog.BACKEND_UP, ((of(vendor=row.vendor), float(row.up)) for row in backends)
-        yield catalog.BACKEND_DURATION, ((of(vendor=row.vendor), row.duration_seconds) for row in backends)
+        labelled = [(self._sets.vendor(row.vendor), row) for row in backends]
+        yield catalog.BACKEND_UP, ((labels.one, float(row.up)) for labels, row in labelled)
+        yield catalog.BACKEND_DURATION, ((labels.one, row.duration_seconds) for labels, row in labelled)
         yield (
             catalog.BACKEND_FAULTS,
             (
-                (of(vendor=row.vendor, reason=reason), float(count))
-                for row in backends
-                for reason, count in row.faults_total.items()
+                (faulty, float(row.faults_total[reason]))
+                for labels, row in labelled
+                for reason, faulty in labels.faults
+                if reason in row.faults_total
             ),
         )
         faults = ((row.vendor, row.fault) for row in backends if not row.up)

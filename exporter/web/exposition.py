@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
+from exporter.catalog import Family
 from exporter.collectors import (
     PROCESS,
     Encoder,
@@ -37,9 +38,9 @@ class Page(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A family without samples, and its samples as lines."""
+    """A family, as ours or as the client library's, and its samples as lines."""
 
-    family: Metric
+    family: Family | Metric
     lines: str
 
 
@@ -47,13 +48,12 @@ def parts_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets) -> Itera
     """The families of a snapshot, in the order of a page."""
     for collector in collectors_of(snapshot, reload, sets):
         for family, rows in collector.rows():
-            yield Part(empty(family), lines(family.name, rows))
+            yield Part(family, lines(family.name, rows))
 
 
 def _parts_of_process() -> Iterator[Part]:
     for metric in PROCESS.collect():
-        text = "".join(lines(sample.name, [(Labels(sample.labels), sample.value)]) for sample in metric.samples)
-        yield Part(Metric(metric.name, metric.documentation, metric.type), text)
+        yield Part(metric, "".join(lines(each.name, [(Labels(each.labels), each.value)]) for each in metric.samples))
 
 
 class Exposition:
@@ -89,11 +89,16 @@ class Exposition:
         texts = [self._head(part.family, encoder, content_type) + part.lines for part in self._parts]
         return "".join([*texts, end_of_page(encoder)]).encode()
 
-    def _head(self, family: Metric, encoder: Encoder, content_type: str) -> str:
+    def _head(self, family: Family | Metric, encoder: Encoder, content_type: str) -> str:
         head = self._heads.get((content_type, family.name))
         if head is None:
-            head = self._heads[content_type, family.name] = head_of(family, encoder)
+            bare = empty(family) if isinstance(family, Family) else _without_samples(family)
+            head = self._heads[content_type, family.name] = head_of(bare, encoder)
         return head
+
+
+def _without_samples(metric: Metric) -> Metric:
+    return Metric(metric.name, metric.documentation, metric.type)
 
 
 def _page(body: bytes, content_type: str, zipped: bool) -> Page:
