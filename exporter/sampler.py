@@ -285,14 +285,18 @@ class Sampler:
         """A vendor's part of a cycle. Once it was not found, it is looked for again beside the cycles, since each look
         starts a process that nobody shall wait for.
         """
-        search = self._searches.get(vendor)
+        search, supervisor = self._searches.get(vendor), self._sources[vendor].supervisor
         searching = search is not None and not search.done()
-        task = search if searching else asyncio.create_task(self._sources[vendor].supervisor.ask(within_seconds))
-        if vendor in self._present or vendor not in self._tried:
+        if supervisor.rests and self._sources[vendor].expected():
+            self._present.add(vendor)
+        wanted = vendor in self._present or vendor not in self._tried
+        if not wanted and (searching or supervisor.rests):
+            return None
+        task = search if searching else asyncio.create_task(supervisor.ask(within_seconds))
+        if wanted or task is None:
             return task
-        if not searching and task is not None:
-            self._searches[vendor] = task
-            task.add_done_callback(self._found)
+        self._searches[vendor] = task
+        task.add_done_callback(self._found)
         return None
 
     def _found(self, search: asyncio.Task[VendorOutcome]) -> None:

@@ -149,6 +149,11 @@ class Supervisor:
         now = time.monotonic()
         return sum(now - died < _DEATHS_WITHIN_SECONDS for died in self._deaths) >= _CAUTIOUS_AFTER
 
+    @property
+    def rests(self) -> bool:
+        """There is no worker, and none is started yet: an ask would give the last fault again."""
+        return self._child is None and time.monotonic() < self._not_before
+
     async def ask(self, within_seconds: float) -> VendorOutcome:
         """One cycle of the worker: its sample, or the fault that prevents one."""
         started, asked = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -174,7 +179,7 @@ class Supervisor:
     async def _answer(self, until: float) -> wire.Answer | Fault:
         child = self._child
         if child is None:
-            if self._stopped or time.monotonic() < self._not_before:
+            if self._stopped or self.rests:
                 return self._fault
             child = await self._start()
         if child is None or child.retired or not await self._caught_up(child, until):
