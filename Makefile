@@ -21,7 +21,7 @@ SETTINGS := $(DESTDIR)/etc/$(NAME)/config.yaml
 # What a running system has to hear about; an installation into a folder that is packed up is nobody's yet.
 LIVE := $(if $(DESTDIR),false,test -d /run/systemd/system)
 
-.PHONY: demo run test lint format bench docs pictures cluster clean install uninstall deb
+.PHONY: demo run test lint format bench soak docs pictures cluster clean install uninstall deb
 
 demo: $(VENV)/.installed
 	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
@@ -42,8 +42,14 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.bench
+# What a scrape costs beside other exporters; writes the figures down. Minutes, on a machine with nothing else to do. Needs a C
+# compiler, and valgrind for the count of instructions.
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.bench --output docs/performance.md
+
+# The daemon under random faults, and twenty scrapes a second, for ten minutes.
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.soak
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
@@ -122,6 +128,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.created
 $(VENV)/.installed-all: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable '.[all]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml | $(VENV)/.created
+	$(PIP) --editable '.[bench,lint]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-all $(VENV)/.installed-dev
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	$(PIP) --editable '.[test,lint]'

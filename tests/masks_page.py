@@ -9,7 +9,7 @@ from exporter.inventory import Inventory
 from exporter.masks import invert
 from exporter.model import Context, Device, DeviceKey, Refusal
 from exporter.refusals import REFUSALS
-from tests.bench_masks import as_vulkan
+from tests.bench.masks import as_vulkan
 
 PATH = Path(__file__).parent.parent / "docs" / "masks.md"
 

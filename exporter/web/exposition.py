@@ -29,6 +29,9 @@ from exporter.model import Snapshot
 _GZIP_LEVEL = 4
 
 
+_NONE = Labels({})
+
+
 class Page(NamedTuple):
     """A response body, its content type, and whether it is gzipped."""
 
@@ -53,7 +56,8 @@ def parts_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets) -> Itera
 
 def _parts_of_process() -> Iterator[Part]:
     for metric in PROCESS.collect():
-        yield Part(metric, "".join(lines(each.name, [(Labels(each.labels), each.value)]) for each in metric.samples))
+        rows = ((each.name, Labels(each.labels) if each.labels else _NONE, each.value) for each in metric.samples)
+        yield Part(metric, "".join(lines(name, [(labels, value)]) for name, labels, value in rows))
 
 
 class Exposition:

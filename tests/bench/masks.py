@@ -1,4 +1,4 @@
-"""How long masks of a thousand entries take over 64 devices, for every variable: ``python -m tests.bench_masks``."""
+"""How long masks of a thousand entries take over 64 devices, for every variable: ``python -m tests.bench.masks``."""
 
 from __future__ import annotations
 
