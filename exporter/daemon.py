@@ -234,7 +234,7 @@ class Daemon:
         await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
         self._stop_until = time.monotonic() + _LAST_PAGES_SECONDS
         self._host.prepare_stop(_LAST_PAGES_SECONDS)
-        http.should_exit = True
+        http.stop()
         await serving  # who waits for a page has it before the workers end
         await self._host.stop(_STOP_SECONDS)
         log.info("stopped")

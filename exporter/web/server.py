@@ -8,21 +8,19 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exporter.errors import CouldNot, InputError
+from exporter.web.connections import GRACEFUL_SECONDS, MAX_HEAD_BYTES, Door
 
-MAX_CONNECTIONS = 64
-MAX_HEAD_BYTES = 16 * 1024
-HEAD_SECONDS = 10.0
-_LAST_HEAD_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 30
-_GRACEFUL_SECONDS = 2
-_BACKLOG = 128
+# Who waits there to be accepted costs this process nothing.
+_BACKLOG = 1024
+# What the kernel keeps for a connection: enough for any request, and for a page to be read at a good pace from afar.
+_RECEIVED_BYTES, _SENT_BYTES = 16 * 1024, 128 * 1024
+_PIECE_BYTES = 16 * 1024
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -70,74 +68,31 @@ def _bound(family: int, address: Any, *, dual: bool = False) -> socket.socket:
     return bound
 
 
-class GuardedProtocol(H11Protocol):
-    """HTTP/1.1 with what uvicorn lacks: a cap on open connections, and a time for a request's head to arrive in.
-
-    The parser's own limit answers 400 to a head that is still incomplete at :data:`MAX_HEAD_BYTES`; one that comes
-    whole in one piece gets past it, and is refused by :func:`limited`.
+def limited(app: ASGIApp) -> ASGIApp:
+    """The application, behind a limit on the size of a request's line (414) and of its headers (431). A head that comes
+    whole, in one piece, gets past the parser's limit.
     """
 
-    _timer: asyncio.TimerHandle | None = None
-    _asked = False
-    _is_last = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close what comes over the cap; else begin to wait for a request."""
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.close()
-        else:
-            self._wait_for_head()
-
-    def data_received(self, data: bytes) -> None:
-        """A head that is not complete yet goes on being waited for, from its first byte."""
-        super().data_received(data)
-        self._asked = self.cycle is not None
-        if self._is_last and self._asked:
-            self.cycle.keep_alive = False
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._wait_for_head()
-        else:
-            self._stop_waiting()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that has said all it will say still gets the answer that it waits for."""
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def shutdown(self) -> None:
-        """The server stops. Who has just connected, and not yet said what for, still gets an answer: a scrape that
-        begins as the daemon ends is not lost. A connection between two requests is closed.
-        """
-        if self._asked:
-            super().shutdown()
-        elif not self.transport.is_closing():
-            self._is_last = True
-            self._stop_waiting()
-            self._wait_for_head(_LAST_HEAD_SECONDS)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait_for_head(self, seconds: float = HEAD_SECONDS) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(seconds, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def limited(app: ASGIApp) -> ASGIApp:
-    """The application, behind a limit on the size of a request's line (414) and of its headers (431)."""
-
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_pieces(message: Message) -> None:
+            for piece in _pieces(message):
+                await send(piece)
+
         refusal = _oversize(scope) if scope["type"] == "http" else None
-        await (refusal or app)(scope, receive, send)
+        await (refusal or app)(scope, receive, send_in_pieces)
 
     return guard
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    """A body in pieces, each of which is sent when the kernel has the one before: so no client that does not read has a
+    page kept for it alone.
+    """
+    body = message.get("body", b"")
+    for start in range(0, len(body) - _PIECE_BYTES, _PIECE_BYTES):
+        yield {**message, "body": body[start : start + _PIECE_BYTES], "more_body": True}
+    sent = max(0, len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
+    yield {**message, "body": body[sent:]} if sent else message
 
 
 def _oversize(scope: Scope) -> PlainTextResponse | None:
@@ -150,13 +105,14 @@ def _oversize(scope: Scope) -> PlainTextResponse | None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the daemon decides when to stop."""
+    """uvicorn with our doors, and without its own signal handlers: the daemon decides when to stop."""
 
     def __init__(self, app: ASGIApp) -> None:
+        self._stopping = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 limited(app),
-                http=GuardedProtocol,
+                http="h11",
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -166,9 +122,29 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+                timeout_graceful_shutdown=int(GRACEFUL_SECONDS),
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Opens a door on each of the sockets, which listen already."""
+        for each in sockets or ():
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)  # which what it accepts inherits
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
+        self.servers = [Door(self.config, self.server_state, each) for each in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+    async def main_loop(self) -> None:
+        """Until it is told to stop. uvicorn looks ten times a second, and keeps the date that answers carry."""
+        while not self.should_exit:
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), 1.0)
+
+    def stop(self) -> None:
+        """Serve who is here, and end."""
+        self.should_exit = True
+        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
