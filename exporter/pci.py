@@ -82,6 +82,6 @@ def _read(path: str) -> str:
     """A small file's text; empty when it cannot be read. Unbuffered: this runs for each card in each cycle."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(256).decode("ascii", "replace").strip()
+            return (file.read(256) or b"").decode("ascii", "replace").strip()  # None: try again
     except OSError:
         return ""

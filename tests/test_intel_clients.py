@@ -100,6 +100,9 @@ def test_cycles_are_counted_over_all_cycles_f56(fake: FakeSys) -> None:
         ([cycles(4, rcs=500, total=1000)], [cycles(4, rcs=400, total=2000)], 0),
         ([cycles(4, rcs=500, total=1000)], [cycles(4, rcs=600, total=900)], None),
         ([cycles(4, rcs=500, total=1000)], [cycles(4, rcs=600, total=1000)], None),
+        # Nothing done in no time is not idle.
+        ([cycles(4, rcs=500, total=1000)], [cycles(4, rcs=500, total=1000)], None),
+        ([cycles(4, rcs=500, total=1000)], [cycles(4, rcs=500, total=900)], None),
         # A little more than all is all; far more is no value.
         ([cycles(4, rcs=0, total=0)], [cycles(4, rcs=1010, total=1000)], 100),
         ([cycles(4, rcs=0, total=0)], [cycles(4, rcs=9000, total=1000)], None),

@@ -52,7 +52,8 @@ class Backend(Protocol):
     8. No re-initialisation in place: a fresh start is a fresh process.
 
     Every method but ``__init__`` may hang in the driver, so the worker calls them in lanes: ``open`` and ``slots`` in
-    one; for each slot, in a lane of its own beside the others, ``identify`` and then ``sample`` for each device.
+    one; for each slot, in a lane of its own, ``identify`` and then ``sample`` for each device. Lanes run one after the
+    other, and beside each other while one of them takes its time, so any two of them may be at work at once.
     """
 
     vendor: str

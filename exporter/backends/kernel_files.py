@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from exporter import pci
-from exporter.errors import DeviceFault, DeviceLost
+from exporter.errors import BackendAbsent, DeviceFault, DeviceLost
+from exporter.units import pci_bus_id
 
 # What drivers answer where a card has no such value: hwmon's "no data", and "not supported" in two spellings.
 _NOT_OFFERED = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL)
@@ -32,7 +33,10 @@ def text(path: str) -> str | None:
     """
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
+            found = file.read(_MOST_BYTES)
+        if found is None:  # how Python's plain files tell this one error
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return found.decode("utf-8", "replace").strip()
     except OSError as error:
         _raise_unless_absent(error, path)
         return None
@@ -178,8 +182,9 @@ class Bus:
         """The address and the driver of each GPU that a driver of the host serves, or may be about to, by address.
 
         A card that no driver has taken for a while, or that is handed to a virtual machine, is not this host's to use.
+        Raises ``BackendAbsent`` where the bus cannot be read, which says nothing of what is on it.
         """
-        there = pci.addresses(self._sysfs)
+        there = self._addresses()
         for gone in self._kinds.keys() - set(there):
             del self._kinds[gone]
         for address in there:
@@ -191,6 +196,13 @@ class Bus:
         arriving = self._arriving([address for address in cards if address not in self._taken])
         kept = {address: driver or ARRIVING for address, driver in found.items() if driver or address in arriving}
         return dict(sorted(kept.items(), key=_by_address))
+
+    def _addresses(self) -> list[str]:
+        try:
+            found = map(pci_bus_id, _listed(f"{self._sysfs}/bus/pci/devices"))
+        except DeviceFault as fault:
+            raise BackendAbsent(fault.reason, fault.detail) from fault
+        return [address for address in found if address]
 
     def _arriving(self, without: Sequence[str]) -> set[str]:
         """Those that no driver has taken so far, and one may: while the host boots all, later those plugged in."""

@@ -84,7 +84,7 @@ READS: tuple[Read, ...] = (
 
 
 class _Facts(NamedTuple):
-    """What does not change while a card is there."""
+    """What does not change while a card is at an address, and in every cycle identified there."""
 
     pci_bus_id: str
     name: str
@@ -106,6 +106,7 @@ class NvidiaBackend:
         self._nvml: ModuleType
         self.driver_version = ""
         self._facts: dict[str, _Facts] = {}
+        self._identified: set[str] = set()
         self._handles: dict[DeviceKey, Any] = {}
         self._known: dict[str, tuple[Device, ...]] = {}
 
@@ -139,6 +140,9 @@ class NvidiaBackend:
 
     def slots(self) -> Sequence[str]:
         """NVML's indices, or PCI addresses while a card sleeps."""
+        # A card that was away meanwhile may have another minor number. Copied first: late lanes may add to it.
+        known, identified = dict(self._facts), self._identified
+        self._facts, self._identified = {uuid: known[uuid] for uuid in known if uuid in identified}, set()
         bound = pci.bound_to(self._sysfs, VENDOR)
         if any(pci.is_asleep(self._sysfs, card) for card in bound):
             return bound
@@ -217,11 +221,12 @@ class NvidiaBackend:
 
     def _board(self, handle: Any, index: int, note: Note) -> Device:
         uuid = self._uuid(handle)
-        key, address = DeviceKey(VENDOR, uuid), self._address(uuid, handle)
+        key, address = DeviceKey(VENDOR, uuid), self._address(handle)
         note(Device(key=key, physical_index=index, pci_bus_id=address, uuid=uuid))
         facts = self._facts.get(uuid)
-        if facts is None:
+        if facts is None or facts.pci_bus_id != address:
             facts = self._facts[uuid] = self._look_up(handle, address)
+        self._identified.add(uuid)
         return Device(
             key=key,
             physical_index=index,
@@ -242,9 +247,8 @@ class NvidiaBackend:
             raise DeviceFault("unsupported", f"the driver gives {uuid!r} for a UUID")
         return uuid
 
-    def _address(self, uuid: str, handle: Any) -> str:
-        if uuid in self._facts:
-            return self._facts[uuid].pci_bus_id
+    def _address(self, handle: Any) -> str:
+        """In every cycle: a card that was plugged into another slot keeps its UUID."""
         address = units.pci_bus_id(_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
         if address is None:
             raise DeviceFault("unsupported", "the driver gives no PCI address")

@@ -187,14 +187,16 @@ class ClientMeter:
         """The file's lines; None for one that is no client of the card any more."""
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                text = file.read(_MOST_BYTES).decode("ascii", "replace")
+                found = file.read(_MOST_BYTES)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 self.hint = NO_RIGHT
             elif error.errno not in (errno.ENOENT, errno.ESRCH):
                 raise DeviceFault("driver-error", f"{path}: {error.strerror}") from error
             return None
-        values = dict(_LINE.findall(text))
+        if found is None:  # how Python's plain files tell EAGAIN
+            raise DeviceFault("driver-error", f"{path}: {os.strerror(errno.EAGAIN)}")
+        values = dict(_LINE.findall(found.decode("ascii", "replace")))
         return values if values.get("drm-pdev", self._address) == self._address else None
 
 
@@ -230,16 +232,21 @@ def _moment(counted: Iterable[_Counters], before: _Moment | None) -> _Moment:
 
 
 def _busiest(before: _Moment, now: _Moment, counted: Sequence[_Counters]) -> float | None:
-    """The largest share of any class; a class with several engines is busy when all of them are."""
+    """The largest share of any class; a class with several engines is busy when all of them are. An idle class whose
+    clock stands tells nothing.
+    """
     engines = {name: count for entry in counted for name, count in entry.engines.items() if count > 0}
     clocked = {name for entry in counted for name in entry.clock}
-    shares = [0.0]
-    for name in sorted({name for entry in counted for name in entry.busy}):
+    names = {name for entry in counted for name in entry.busy}
+    shares = [] if names else [0.0]
+    for name in sorted(names):
         spent = [_since(before, client, values.get(name, 0), name) for client, values in now.clients.items()]
         if None in spent:
             return None
         busy = sum(each for each in spent if each)
         if not busy:
+            stands = name in before.clock and now.clock.get(name, 0) <= before.clock[name]
+            shares += [] if stands else [0.0]
             continue
         if name not in clocked:
             elapsed = now.at_nanoseconds - before.at_nanoseconds
@@ -251,7 +258,7 @@ def _busiest(before: _Moment, now: _Moment, counted: Sequence[_Counters]) -> flo
         if part is None:
             return None
         shares.append(part)
-    return max(shares)
+    return max(shares, default=None)
 
 
 def _since(before: _Moment, client: int, value: int, name: str) -> int | None:
