@@ -196,7 +196,8 @@ class Truth:
         """Writes the host as it is at that tick, which is later than any before; each file all at once."""
         with self._lock:
             assert self.begun < tick < MOST_TICKS, (self.begun, tick)
-            self._history.append((tick, self.host.cards))
+            if not self._history or self._history[-1][1] != self.host.cards:
+                self._history.append((tick, self.host.cards))
             self.begun = tick
             self._write_libraries(self.host, tick)
             self._write_sysfs(self.host, tick)

@@ -43,6 +43,7 @@ def _of(page: Page, folder: Path, move: Callable[[], None]) -> list[float]:
     for _ in range(SCRAPES):
         move()
         page.get(PLAIN, _PATIENCE)
+    pids = [pid for pid in pids if pid in page.pids()]  # without those that only looked for another vendor's cards
     for pid in pids:
         _control("--dump", pid)
     return [_total(folder / f"{pid}.1") / SCRAPES / 1e6 for pid in pids]

@@ -23,7 +23,7 @@ SAMPLING = "reuse_seconds: 0, deadline_seconds: 4"
 _STARTS_WITHIN, _POLL_SECONDS, _LATER_SECONDS, _PAGE_EVERY = 30.0, 0.25, 10.0, 1.2
 _ENDS_WITHIN = 8.0  # it takes less than two seconds where the machine is not busy
 _GONE_WITHIN = 5.0
-_STARTING = threading.BoundedSemaphore(3)
+_STARTING = threading.BoundedSemaphore(6)
 """Not all rows start their daemons at once: each of these takes a second of a processor."""
 
 
@@ -78,9 +78,11 @@ class Scene:
         until = time.monotonic() - self.row.lag
         return max((tick for at, tick in self._ticks if at <= until), default=1)
 
-    def look(self, *, timeout: float | None = None, whole: bool = True) -> Page:
-        """A page over a new tick, judged; with ``whole``, all that the row does not name has to be well on it."""
-        self._ticks.append((time.monotonic(), self.truth.step()))
+    def look(self, *, timeout: float | None = None, whole: bool = True, step: bool = True) -> Page:
+        """A page, judged; with ``whole``, all that the row does not name has to be well on it. It is over a new tick;
+        without ``step`` there has just been one.
+        """
+        self._ticks.append((time.monotonic(), self.truth.step() if step else self.truth.tick))
         page = self.truth.look(self.daemon, self.row.timeout if timeout is None else timeout, self.oldest())
         self.wrong(*page.complaints)
         if whole:
@@ -120,7 +122,7 @@ def as_built(built: Libraries, directory: Path) -> Libraries:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A fault and what is promised of the page while it lasts.
+    """A fault and what is promi of the page while it lasts.
 
     ``hold`` are rules of pretend libraries by vendor, which let a scrape wait. ``also`` looks at what no page shows,
     in each stage. ``again`` inflicts it on a daemon that runs, where ``inflict`` cannot. ``touches`` are vendors whose

@@ -65,10 +65,10 @@ class Sweep:
         scene.stage = step.what
         if step.first is not nothing:
             step.first(scene)
-            scene.look(whole=False)
+            scene.look(whole=False, step=False)
         step.inflict(scene)
-        page = scene.look(whole=False)
+        page = scene.look(whole=False, step=False)
         scene.wrong(*differences(page, scene.truth, step.expect))
         mend(scene)
         scene.stage = f"after {step.what}"
-        scene.wrong(*differences(scene.look(whole=False), scene.truth, WELL))
+        scene.wrong(*differences(scene.look(whole=False, step=False), scene.truth, WELL))

@@ -13,7 +13,7 @@ from tests.truth import built
 
 pytestmark = pytest.mark.e2e
 
-AT_ONCE = 24
+AT_ONCE = 20
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -204,9 +204,9 @@ class Library:
     def _is_of_the_bindings_release(self) -> bool:
         """A library that is older or newer than the binding may have other structs."""
         try:
-            release = re.match(r"(\d+)\.(\d+)", metadata.version(PACKAGE))
+            release = re.match(r"(\d+)\.(\d+)", _release())
             version = self._amdsmi.amdsmi_get_lib_version()
-        except (metadata.PackageNotFoundError, AttributeError, ValueError, self._amdsmi.AmdSmiException):
+        except (ImportError, AttributeError, ValueError, self._amdsmi.AmdSmiException):
             return False
         wanted = _LIBRARY_OF_RELEASE.get((int(release[1]), int(release[2]))) if release else None
         return wanted == (version.get("major"), version.get("minor"))
@@ -226,6 +226,16 @@ class Library:
         except (AttributeError, self._amdsmi.AmdSmiException):
             return None
         return node if isinstance(node, int) else None
+
+
+def _release() -> str:
+    """The binding's. Python's packages know it too, but to ask them takes two MiB. Raises ``ImportError``."""
+    try:
+        return str(import_module(f"{PACKAGE}._version").__version__)
+    except (ImportError, AttributeError):
+        from importlib import metadata
+
+        return metadata.version(PACKAGE)
 
 
 def _slot(address: str) -> str:
