@@ -13,6 +13,8 @@ STATES = ("asleep", "hung", "lost", "ok")
 HOST = "host"
 FOREIGN = frozenset(("instance", "job", "hostname", "pod", "namespace"))
 FAULTS = "gpu_exporter_backend_faults_total"
+VENDOR_OF = {"cuda": "nvidia", "rocm": "amd", "level_zero": "intel", "sycl": "intel"}
+"""Whose cards a runtime numbers; others number those of all."""
 
 Who = tuple[str, str, str, str]
 History = list[tuple[int, tuple[Pretend, ...]]]
@@ -174,7 +176,8 @@ class Judge:
                 yield f"{_mask(sample)} is inverted: {sample.value}, and has another number of reasons"
             if sample.labels["fleet"] not in (HOST, *self._fleets):
                 yield f"no such fleet: {sample.labels}"
-            rows = [labels for _, labels in self._rows_of(sample.labels["fleet"])]
+            vendor = VENDOR_OF.get(sample.labels["runtime"])
+            rows = [labels for _, labels in self._rows_of(sample.labels["fleet"]) if vendor in (None, labels["vendor"])]
             if not sample.value and rows:
                 yield f"{_mask(sample)} is refused, and has {rows}"
         if reasons:

@@ -20,7 +20,7 @@ from tests.truth_cards import VENDORS, Pretend
 from tests.truth_judge import Fleets
 
 SAMPLING = "reuse_seconds: 0, deadline_seconds: 4"
-_STARTS_WITHIN, _POLL_SECONDS, _LATER_SECONDS, _PAGE_EVERY = 30.0, 0.25, 10.0, 1.2
+_STARTS_WITHIN, _POLL_SECONDS, _LATER_SECONDS, _PAGE_EVERY = 30.0, 0.3, 10.0, 1.5
 _ENDS_WITHIN = 8.0  # it takes less than two seconds where the machine is not busy
 _GONE_WITHIN = 5.0
 _STARTING = threading.BoundedSemaphore(6)
