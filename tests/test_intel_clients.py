@@ -237,6 +237,7 @@ def test_what_cannot_be_seen_is_no_utilization_f54(fake: FakeSys, card: IntelCar
         assert ("install-intel-gpu-tools" in hints(sample)) == (card is I915)
     fake.write([card], [plain])
     assert "utilization" not in values(host.read(), card.pci)
+    fake.write([card], [replace(plain, cycles={"rcs": (1, 19)})])
     sample = host.read()
     assert values(sample, card.pci)["utilization"] == 0
     assert hints(sample) == {"install-level-zero"}
@@ -265,6 +266,7 @@ def test_a_client_without_counters_beside_others_counts_nothing(fake: FakeSys) -
 
 UNPRIVILEGED = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tests.fakes.sysfs import Client, FakeSys, Process
 from tests.backend_host import hints, values
@@ -281,8 +283,8 @@ host = Host(fake)
 for _ in range(2):
     sample = host.read()
     print(sorted(values(sample, ARC_B.pci)), "grant-cap-sys-ptrace" in hints(sample))
-fake.write([ARC_B], [client], [Process(pid=80)])
-for _ in range(2):
+for total in (19, 29):
+    fake.write([ARC_B], [replace(client, cycles={"rcs": (1, total)})], [Process(pid=80)])
     sample = host.read()
     print(sorted(values(sample, ARC_B.pci)), "grant-cap-sys-ptrace" in hints(sample))
 """
@@ -365,7 +367,7 @@ def plainly(history: Sequence[tuple[int, Busy]]) -> Iterator[float | None]:
             client: {name: max(value, kept.get(client, {}).get(name, 0)) for name, value in busy.items()}
             for client, busy in seen.items()
         }
-        shares: list[float | None] = [0.0]
+        shares: list[float | None] = [] if seen else [0.0]
         shares += [None for client in now if client not in kept and client <= newest]
         for name, engines in CAPACITIES.items():
             did = 0
@@ -375,10 +377,13 @@ def plainly(history: Sequence[tuple[int, Busy]]) -> Iterator[float | None]:
                 elif client > newest:
                     did += busy[name]
             passed = 0 if clock_before is None else (clock - clock_before) * engines
-            if did:
+            if not did and (clock_before is None or passed > 0):
+                shares.append(0.0)
+            elif did:
                 shares.append(min(100.0, 100.0 * did / passed) if passed > 0 and did <= 1.1 * passed else None)
         known = [share for share in shares if share is not None]
-        yield None if first or len(known) < len(shares) or kept.keys() - now.keys() else max(known)
+        told = not first and len(known) == len(shares) and not kept.keys() - now.keys()
+        yield max(known, default=None) if told else None
         kept, newest, first = now, max([newest, *now]), False
         clock_before = clock if seen else None
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_minute_of_faults(capfd: pytest.CaptureFixture[str]) -> None:
-    """Twenty scrapes a second in every way, while everything goes wrong: nothing is wrong on a page, nothing is kept."""
+    """Twenty scrapes a second in every way, while everything goes wrong: no page is wrong, and nothing is kept."""
     status = soak.main(["--seconds", "60", "--rate", "20", "--seed", "8"])
     told = capfd.readouterr()
     assert status == 0, told.err
