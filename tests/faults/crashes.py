@@ -7,7 +7,7 @@ import signal
 
 from tests.faults.expectation import WELL, Expect
 from tests.faults.matrix import Act, Row, Scene, each_vendor, mend, signal_worker
-from tests.truth_cards import I0, I1, MEMORY
+from tests.truth_cards import I0, I1, MEMORY, UTILIZATION
 
 DEBUG = ("--log.level=debug",)
 _MOST_STARTS = 8  # of one vendor in a row's time: at once, and after 1, 2, 4, 8 and 15 seconds
@@ -100,7 +100,7 @@ ROWS = [
         heal=_reload,
         lag=4.5,  # a reload begins a cycle, which may take so long, and pages join it
         at_once=_crashed("intel"),
-        later=WITHOUT_SYSMAN,
+        later=Expect(without=WITHOUT_SYSMAN.without, maybe=dict.fromkeys((I0, I1), (UTILIZATION,))),
     ),
     *(
         Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     directory = tmp_path_factory.mktemp("judge")
     truth = Truth(directory, built(directory / "libraries"))
     with Daemon(directory, truth.environment(), truth.config(), truth.flags()) as daemon:
+        while daemon.request("/-/ready").status != 200:  # a page would join the cycle that began with the daemon
+            time.sleep(0.05)
         for _ in range(60):
             truth.step()
             page = truth.look(daemon, 5)
