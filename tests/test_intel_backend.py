@@ -380,8 +380,9 @@ def test_a_card_that_falls_asleep_and_wakes_f91(fake: FakeSys) -> None:
     fake.write([ARC_A, ARC_B], [busy(ARC_B, 70, 3, 10)])
     host = Host(fake)
     before = host.read()
+    fake.write([ARC_A, ARC_B], [busy(ARC_B, 70, 3, 11)])
     assert "utilization" in values(host.read(), ARC_B.pci)
-    fake.write([ARC_A, replace(ARC_B, runtime_status="suspended")], [busy(ARC_B, 70, 3, 10)])
+    fake.write([ARC_A, replace(ARC_B, runtime_status="suspended")], [busy(ARC_B, 70, 3, 11)])
     forbid(fake, ARC_B.pci)
     for _ in range(2):
         sample = host.read(1.0)
@@ -392,6 +393,7 @@ def test_a_card_that_falls_asleep_and_wakes_f91(fake: FakeSys) -> None:
     awake = host.read()
     assert awake.devices == before.devices
     assert values(awake, ARC_B.pci) == {"temperature": 48}
+    fake.write([ARC_A, ARC_B], [busy(ARC_B, 70, 3, 21)])
     assert "utilization" in values(host.read(), ARC_B.pci)
 
 
@@ -399,7 +401,8 @@ def test_a_card_that_wakes_after_the_clients_were_counted_is_not_idle(fake: Fake
     """Its clients were not looked for in that cycle, so it has no utilization; 0 would be invented."""
     fake.write([ARC_B], [busy(ARC_B, 70, 3, 10)])
     backend = Host(fake).backend
-    for _ in range(2):
+    for spent in (10, 11):
+        fake.write([ARC_B], [busy(ARC_B, 70, 3, spent)])
         backend.slots()
         (device,) = backend.identify(ARC_B.pci, lambda _: None)
         sampled = backend.sample(device)

@@ -468,6 +468,10 @@ fleets:
     again = daemon.scrape()
     assert again.state(uuid=str(cards[0].uuid)) == "asleep"
     assert {line.split()[1] for line in calls.read_text().splitlines()} <= {"-", "1"}
+    information.write_text("Model: \t\t NVIDIA A2\nGPU UUID: \t GPU-00000000-0000-4000-8000-0000000000ff\n")
+    another = daemon.scrape()
+    assert another.of("gpu_info", uuid=str(cards[0].uuid)) == []
+    assert another.state(uuid="GPU-00000000-0000-4000-8000-0000000000ff") == "asleep"
 
 
 def test_concurrent_scrapes_share_one_reading(tmp_path: Path, nvml: FakeNvml, start: Start) -> None:

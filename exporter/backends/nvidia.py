@@ -204,8 +204,12 @@ class NvidiaBackend:
         return {process.pid for process in processes if process.pid}
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
-        """The card as last read, or what the driver's own ``/proc`` file says without touching the card."""
-        return self._known.get(slot) or (_placeholder(slot, _information(self._procfs, slot)),)
+        """The card as last read, or, where another is there by now or none was read, what the driver's own ``/proc`` file
+        says without touching the card.
+        """
+        told = _placeholder(slot, _information(self._procfs, slot))
+        known = self._known.get(slot)
+        return known if known and told.uuid in ("", known[0].uuid) else (told,)
 
     def _handle(self, slot: str) -> tuple[Any, int]:
         nvml = self._nvml
