@@ -204,7 +204,7 @@ class NvidiaBackend:
         return {process.pid for process in processes if process.pid}
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
-        """The card as last read, or, where another is there by now or none was read, what the driver's own ``/proc`` file
+        """The card as last read; where another is there by now, or none was read, what the driver's own ``/proc`` file
         says without touching the card.
         """
         told = _placeholder(slot, _information(self._procfs, slot))
