@@ -7,6 +7,7 @@ Only while no job comes to its end are more threads put to what is left.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -37,10 +38,11 @@ class Batch:
         self._lock = threading.Lock()
 
     def add(self, jobs: Mapping[str, Job]) -> None:
-        """More jobs, from within one that runs."""
+        """More jobs, from within one that runs; a closed batch takes none."""
         with self._lock:
-            self._waiting.extend(jobs.items())
-            self._size += len(jobs)
+            if not math.isinf(self._size):
+                self._waiting.extend(jobs.items())
+                self._size += len(jobs)
 
     def take(self, running: set[str]) -> tuple[str, Job] | None:
         """The next job, whose name is now among those that are running; None when all have begun."""
@@ -85,7 +87,7 @@ class Batch:
 class Lanes:
     """Threads for batches of jobs. A job whose name is :meth:`busy` must not be started again."""
 
-    def __init__(self, spare_seconds: float = 30.0) -> None:
+    def __init__(self, spare_seconds: float = 5.0) -> None:
         """A thread beyond the first ends when it had no work for ``spare_seconds``."""
         self._spare_seconds = spare_seconds
         self._running: set[str] = set()
@@ -103,13 +105,14 @@ class Lanes:
     def hasten(self, batch: Batch) -> None:
         """Twice as many threads for what is left, if none of the jobs has ended since the last call."""
         if batch.stalled():
-            self._engage(batch, min(batch.waiting, batch.threads))
+            with contextlib.suppress(RuntimeError):  # as many threads as this process may have: those there are go on
+                self._engage(batch, min(batch.waiting, batch.threads))
 
     def _engage(self, batch: Batch, threads: int) -> None:
-        batch.threads += threads
         for _ in range(threads):
             with self._lock:
                 (self._idle.pop() if self._idle else _Thread(self._run)).work.put(batch)
+            batch.threads += 1
 
     def _run(self, thread: _Thread) -> None:
         while (batch := self._next(thread)) is not None:

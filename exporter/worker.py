@@ -142,6 +142,8 @@ class Worker:
         self._counted = not begun
         if begun:
             batch.add(self._jobs(turn))
+            if time.monotonic() - self._library_since > PATIENCE_SECONDS:  # else it is looked at soon enough
+                self.events.put(batch)
 
     def _not_started(self) -> Fault:
         waited = time.monotonic() - self._library_since
@@ -251,7 +253,8 @@ class _Page:
             state = "hung" if result is None else "lost"
             self.faults.append(_fault_of(slot, result, devices[0].key if devices else None))
             self.failed += result is not None and not isinstance(result, DeviceLost)
-            self.whole = self.whole and bool(devices)
+            # What was in the slot may have been read in another by now: who is here is not known then.
+            self.whole = self.whole and any(device.key not in self.devices for device in devices)
         for device in devices:
             if device.key not in self.devices:
                 self.devices[device.key] = device

@@ -195,6 +195,26 @@ def test_a_card_that_leaves_or_moves_changes_no_fleet(nvml: FakeNvml, start: Sta
     assert {s.labels["physical_index"] for s in daemon.scrape().of("gpu_utilization_percent")} == {"1", "2"}
 
 
+def test_a_card_that_took_anothers_number_and_is_silent_refuses_numbers(nvml: FakeNvml, start: Start) -> None:
+    """A card of a lower address has come in place of one: who has number 0 is not known while the new one does not say
+    who it is, though as many cards are known as are counted. Once it does, its number is its own.
+    """
+    new, kept, gone = equal_cards(3)
+    nvml.write([kept, gone])
+    config = FRESH + 'fleets: [{name: chat, env: {CUDA_VISIBLE_DEVICES: "0", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    daemon = start(nvml.environment(), config)
+    assert daemon.scrape().value("gpu_fleet_device_info", uuid=str(kept.uuid)) == 1
+    nvml.write([new, kept], lines=["fault nvmlDeviceGetUUID 0 999"])
+    daemon.scrape()
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for_log("(?s)settings loaded.*settings loaded")
+    scrape = daemon.scrape()
+    assert scrape.value("gpu_fleet_mask_refusal_info", fleet="chat", reason="inventory-incomplete") == 1
+    assert scrape.of("gpu_fleet_device_info") == []
+    nvml.write([new, kept])
+    assert daemon.scrape().value("gpu_fleet_device_info", uuid=str(new.uuid), physical_index="0") == 1
+
+
 def test_a_card_missing_at_the_start_refuses_numbers_until_it_is_there(nvml: FakeNvml, start: Start) -> None:
     """While the library counts a card that cannot be identified, index masks are refused and UUID masks are not."""
     cards = equal_cards(4)

@@ -134,6 +134,29 @@ def test_a_job_that_had_no_turn_is_not_begun_later(bench: Bench) -> None:
     assert not bench.lanes.busy("behind")
 
 
+def test_a_closed_batch_takes_no_more_jobs(bench: Bench) -> None:
+    """What is added after the end runs never: another batch may have a job of that name by then."""
+    ran = threading.Event()
+    batch = Batch({"first": lambda: 1}, bench.ended.put)
+    bench.lanes.start(batch)
+    assert bench.ended.get(timeout=10) is batch
+    assert batch.close() == {"first": 1}
+    batch.add({"late": ran.set})
+    bench.lanes.start(batch)
+    assert bench.run({"next": lambda: 8}) == {"next": 8}
+    assert batch.waiting == 0
+    assert not ran.is_set()
+
+
+def test_a_job_may_add_others(bench: Bench) -> None:
+    """A batch has ended when what was added while it ran has, too."""
+    batch = Batch({}, bench.ended.put)
+    batch.add({"first": lambda: batch.add({"second": lambda: 2, "third": lambda: 3})})
+    bench.lanes.start(batch)
+    assert bench.ended.get(timeout=10) is batch
+    assert batch.close() == {"first": None, "second": 2, "third": 3}
+
+
 def test_threads_that_are_not_needed_any_more_end(bench: Bench) -> None:
     """After stuck jobs have returned one thread is left."""
     before = threads()
