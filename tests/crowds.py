@@ -240,6 +240,18 @@ def hanging(crowd: Crowd) -> None:
         crowd.connect(100, ASK[:cut])
 
 
+def insatiable(crowd: Crowd) -> None:
+    """More connections than there are places, each of which asks again as soon as it is answered."""
+    ask = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def again(connection: socket.socket) -> None:
+        if connection.recv(65536):
+            connection.sendall(ask)
+
+    crowd.connect(560, ask)
+    crowd.keep(crowd.each(again), 0.01)
+
+
 ATTACKS = (
     slow_readers,
     many_slow_readers,
@@ -255,4 +267,5 @@ ATTACKS = (
     bodies_without_end,
     nonsense,
     hanging,
+    insatiable,
 )

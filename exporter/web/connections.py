@@ -40,6 +40,9 @@ _ACCEPT_AGAIN_SECONDS = 0.1
 _ASKING, _READING, _IDLE = range(3)
 _UNDISTURBED_SECONDS = {_ASKING: 0.1, _READING: 0.5, _IDLE: 0.0}
 _SHARE = 16
+_CLOSE = (b"connection", b"close")
+# How many are let in before those who are inside are heard again.
+_TOGETHER = 16
 
 
 class GuardedProtocol(H11Protocol):
@@ -52,13 +55,15 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, config: uvicorn.Config, state: ServerState, connection: socket.socket, peer: str) -> None:
         """``connection`` has been accepted from the host ``peer``, and is one of the server's from now on."""
         super().__init__(config, state, {})
-        self.peer, self.since = peer, self.loop.time()
+        self.peer, self.came = peer, self.loop.time()
+        self.since = self.came
+        self.is_last = False  # the answer to the next request, or to this one where there is none yet
         self.is_open = False
         self.opening: asyncio.Task[None] | None = None
         self._socket = connection
         self._head_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
-        self._asked = self._is_last = self._ended = False
+        self._asked = self._ended = False
         self.connections.add(self)
 
     @property
@@ -72,7 +77,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.is_open = True
         transport.set_write_buffer_limits(1)  # at 0, what is under TLS never goes on
-        self._wait_for_head(_LAST_HEAD_SECONDS if self._is_last else HEAD_SECONDS)
+        self._wait_for_head(_LAST_HEAD_SECONDS if self.is_last else HEAD_SECONDS)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all it will say still gets the answers that it waits for."""
@@ -112,8 +117,10 @@ class GuardedProtocol(H11Protocol):
 
     def _limit_request(self) -> None:
         """What its client may still say while it is answered."""
-        if self._is_last or self.conn.their_state is h11.SEND_BODY:
+        if self.is_last or self.conn.their_state is h11.SEND_BODY:
             self.cycle.keep_alive = False
+            if _CLOSE not in self.cycle.default_headers:  # uvicorn does not say so
+                self.cycle.default_headers = [*self.cycle.default_headers, _CLOSE]
         if len(self.cycle.body) > MAX_HEAD_BYTES:
             self.flow.pause_reading()
 
@@ -142,7 +149,7 @@ class GuardedProtocol(H11Protocol):
         """The server stops. Who has just connected, and not yet said what for, still gets an answer: a scrape that
         begins as the daemon ends is not lost. A connection between two requests is closed.
         """
-        self._is_last = True
+        self.is_last = True
         if not self.is_open:
             return
         self.loop.call_later(_LAST_ANSWER_SECONDS, self.transport.abort)
@@ -195,6 +202,16 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
+
+
+def served_last(connections: Collection[Any]) -> None:
+    """Where nobody has to go, since all ask again as soon as they are answered: the next answer is the last that one
+    gets, of the host that has most connections, and who has been there for longest.
+    """
+    places = Counter(each.peer for each in connections)
+    found = [each for each in connections if not each.is_last]
+    if found:
+        max(found, key=lambda each: (places[each.peer], -each.came)).is_last = True
 
 
 class _Joining:
@@ -250,6 +267,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._places = _places(tls=config.ssl is not None)
         self._opening: set[asyncio.Task[None]] = set()
+        self._let_in_now = 0
         self._accepting = self._loop.create_task(self._accept())
 
     def close(self) -> None:
@@ -286,7 +304,9 @@ class Door:
         protocol.opening = opening = self._loop.create_task(self._open(protocol, connection))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
-        await asyncio.sleep(0)  # else those who are inside would not be heard while others come
+        self._let_in_now += 1
+        if self._let_in_now % _TOGETHER == 0:
+            await asyncio.sleep(0)  # else those who are inside would not be heard while others come
 
     async def _wait_for_place(self) -> None:
         """Also those who have left are counted until what was made for them is: nothing else would bound that."""
@@ -294,6 +314,8 @@ class Door:
             go = least_claims(self._state.connections, self._loop.time()) if inside >= self._places else []
             for each in go:
                 each.leave()
+            if inside >= self._places and not go:
+                served_last(self._state.connections)
             await asyncio.sleep(0 if go else _LOOK_AGAIN_SECONDS)
 
     async def _open(self, protocol: GuardedProtocol, connection: socket.socket) -> None:
