@@ -35,9 +35,9 @@ def _always(vendor: str) -> Act:
     kill = signal_worker(vendor, signal.SIGSEGV)
 
     def act(scene: Scene) -> None:
-        if "killing" not in scene.notes:
+        begun, scene.notes["killing"] = "killing" in scene.notes, 1
+        if not begun:
             scene.background(lambda: scene.notes["killing"] and kill(scene))
-        scene.notes["killing"] = 1
         kill(scene)
 
     return act
