@@ -215,6 +215,29 @@ def test_a_card_that_took_anothers_number_and_is_silent_refuses_numbers(nvml: Fa
     assert daemon.scrape().value("gpu_fleet_device_info", uuid=str(new.uuid), physical_index="0") == 1
 
 
+def test_counting_that_hangs_costs_no_reading(nvml: FakeNvml, start: Start) -> None:
+    """The cards that were there are read all the same, and named; how many there are is not known, so a mask of numbers
+    that is read only now is refused.
+    """
+    config = FRESH + 'fleets: [{name: chat, env: {CUDA_VISIBLE_DEVICES: "1", CUDA_DEVICE_ORDER: PCI_BUS_ID}}]'
+    daemon = start(nvml.environment(), config)
+    daemon.scrape()
+    cards = equal_cards(4)
+    nvml.write((cards[0], dataclasses.replace(cards[1], util=77), *cards[2:]), lines=["hang nvmlDeviceGetCount_v2 *"])
+    for _ in range(3):
+        scrape = daemon.scrape(timeout=2)
+        assert scrape.value("gpu_utilization_percent", fleet="chat") == 77
+        assert [scrape.state(physical_index=index) for index in "0123"] == ["ok"] * 4
+    assert scrape.seconds < 0.5
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for_log("(?s)settings loaded.*settings loaded")
+    refused = daemon.scrape(timeout=2)
+    assert refused.value("gpu_fleet_mask_refusal_info", fleet="chat", reason="inventory-incomplete") == 1
+    nvml.write(cards)
+    again = daemon.scrape_until(lambda page: bool(page.of("gpu_utilization_percent", fleet="chat")))
+    assert again.value("gpu_utilization_percent", fleet="chat", physical_index="1") == 20
+
+
 def test_a_card_missing_at_the_start_refuses_numbers_until_it_is_there(nvml: FakeNvml, start: Start) -> None:
     """While the library counts a card that cannot be identified, index masks are refused and UUID masks are not."""
     cards = equal_cards(4)
