@@ -78,9 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for table in _tables(Path(folder), options.scrapes):
             print(table.markdown(), flush=True)
             texts.append(table.markdown())
+            if options.output:
+                options.output.write_text("\n".join(texts), encoding="utf-8")
             missed = missed or table.missed
-    if options.output:
-        options.output.write_text("\n".join(texts), encoding="utf-8")
     return int(missed)
 
 
