@@ -308,6 +308,22 @@ def test_a_card_that_does_not_say_where_it_is_costs_no_other(fake: FakeSys, ze: 
     assert [hint.text for hint in sample.hints if ARC_B.pci in hint.text]
 
 
+def test_a_card_that_failed_as_sysman_started_is_known_once_it_is_well(fake: FakeSys, ze: FakeZeLoader) -> None:
+    """No new worker is needed for its memory; while it hangs in telling where it is, no card waits for it."""
+    fake.write([ARC_B, ARC_A])
+    ze.write([gpu(ARC_B), gpu(ARC_A)], lines=[f"fault * 0 {LOST}"])
+    host = host_of(fake, ze)
+    assert "memory_free" not in values(host.read(), ARC_B.pci)
+    ze.write([gpu(ARC_B), gpu(ARC_A)], lines=["hang zesDevicePciGetProperties 0"])
+    for _ in range(3):
+        assert values(host.read(), ARC_A.pci)["memory_free"] == 6 * GIB
+    ze.write([gpu(ARC_B), gpu(ARC_A)])
+    until = time.monotonic() + 5
+    while "memory_free" not in values(host.read(), ARC_B.pci):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def test_two_drivers_are_one_host(fake: FakeSys, ze: FakeZeLoader) -> None:
     """Each card is found with the driver that has it."""
     fake.write([ARC_B, ARC_A])

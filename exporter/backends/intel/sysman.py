@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -106,6 +107,7 @@ class Sysman:
         self._places = places
         self._zes: ModuleType
         self._handles: dict[str, Any] = {}
+        self._nameless: list[Any] = []
         self._parts: dict[tuple[str, _Kind], tuple[_Part, ...]] = {}
         self._meters: dict[str, dict[tuple[int | None, int], Meter]] = {}
         self._silent: set[str] = set()
@@ -221,7 +223,11 @@ class Sysman:
 
         They are looked up in the card's own lane: one that hangs holds up no other.
         """
-        if not self.serves or address not in self._handles:
+        if not self.serves:
+            return ()
+        if address not in self._handles:
+            self._ask_nameless()
+        if address not in self._handles:
             return ()
         if (address, kind) not in self._parts:
             self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
@@ -282,8 +288,19 @@ class Sysman:
     def _take(self, devices: Iterable[Any]) -> None:
         for device in devices:
             self._knows = True
-            with contextlib.suppress(DeviceFault, DeviceLost, DeviceAsleep):
+            try:
                 self._handles[self._address(device)] = device
+            except (DeviceFault, DeviceLost, DeviceAsleep):
+                self._nameless.append(device)
+
+    def _ask_nameless(self) -> None:
+        """Those that did not say where they are do so once their fault has passed. Beside the lanes: they may hang."""
+        devices, self._nameless = self._nameless, []
+        try:
+            if devices:
+                threading.Thread(target=self._take, args=(devices,), name="sysman-again", daemon=True).start()
+        except RuntimeError:  # as many threads as this process may have: another time
+            self._nameless += devices
 
     def _address(self, device: Any) -> str:
         properties = self._zes.zes_pci_properties_t()
