@@ -32,7 +32,7 @@ from tests.truth_cards import FREE, N0, N1, VENDORS
 _TICK_SECONDS = 0.1
 _WARM_SECONDS = 15.0
 _CALM_SECONDS = 1.0
-_SETTLE_SECONDS = 10.0
+_SETTLE_SECONDS = 5.0
 _MOST_COMPLAINTS = 20
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 
 # What may be more at the end than when it was warm: allocators keep what they have had, and lanes stay for a while.
-ALLOWANCE = Figures(8 * MIB, 4, 4)
+ALLOWANCE = Figures(12 * MIB, 4, 4)
 
 
 def figures_of(pid: int) -> Figures:

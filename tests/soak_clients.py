@@ -356,10 +356,12 @@ class Judge(threading.Thread):
 
     def judge(self, answer: Answer) -> None:
         """All that can be wrong with it becomes a complaint."""
+        found: list[str] = []
         try:
-            found = list(self._wrong(answer))
+            for each in self._wrong(answer):
+                found.append(each)  # noqa: PERF402  (those before an error are kept)
         except (AssertionError, ValueError, KeyError, EOFError, gzip.BadGzipFile) as error:
-            found = [f"no page: {error!r}: {answer.body[:200]!r}"]
+            found.append(f"no page: {error!r}: {answer.body[:200]!r}")
         self.judged += 1
         self._run.complain(*(f"{answer.way.name}: {each}" for each in found))
 
@@ -373,13 +375,13 @@ class Judge(threading.Thread):
             allowed = _allowed(answer.way.timeout)
             if answer.seconds > allowed:
                 yield f"took {answer.seconds:.2f} s, and might have taken {allowed:.2f}"
-        if self.judged % _CHECK_EVERY == 0:
-            pages.check(text.encode())
         page = page_of(text)
         yield from self._run.truth.judged(page, answer.first, answer.last)
         ended = answer.asked.ended or answer.asked.began
         well = [card for card in HOST.cards if not self._touched.within(card.number, answer.since, ended)]
         yield from missing(page, well)
+        if self.judged % _CHECK_EVERY == 0:
+            pages.check(text.encode())
 
 
 def _allowed(timeout: float | None) -> float:

@@ -106,7 +106,6 @@ class Scene:
 
     def kill(self, vendor: str) -> None:
         """Ends the vendor's worker at once."""
-        self.died = True
         for pid in self.daemon.workers(vendor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -134,10 +133,10 @@ class Ill:
 def _rules(vendor: str, *lines: str) -> During:
     @contextlib.contextmanager
     def during(scene: Scene) -> Iterator[None]:
-        scene.died |= any(line.startswith("crash") for line in lines)
         scene.truth.rules(vendor, *lines)
         yield
         scene.truth.rules(vendor)
+        scene.died |= any(line.startswith("crash") for line in lines)
 
     return during
 
@@ -190,6 +189,7 @@ def _killed(vendor: str) -> During:
     def during(scene: Scene) -> Iterator[None]:
         scene.kill(vendor)
         yield
+        scene.died = True
 
     return during
 
@@ -197,9 +197,9 @@ def _killed(vendor: str) -> During:
 def _stopped(vendor: str, seconds: float) -> During:
     @contextlib.contextmanager
     def during(scene: Scene) -> Iterator[None]:
-        scene.died |= seconds > HANG_SECONDS
         scene.stop_and_go(vendor, seconds)
         yield
+        scene.died |= seconds > HANG_SECONDS
 
     return during
 

@@ -123,8 +123,8 @@ class Judge:
         rows = Counter(who(sample.labels) for sample in self._page.of("gpu_exporter_device_state"))
         if rows != {device: len(STATES) for device in infos} or any(count > 1 for count in infos.values()):
             yield f"gpu_info has {sorted(infos)}, the states {sorted(rows)}"
-        for device, sample in self._states.items():
-            if sample.labels["state"] == "ok" and device not in self._here:
+        for key, sample in self._states.items():
+            if sample.labels["state"] == "ok" and key not in self._here:
                 yield f"{sample.labels}: no such card now"
         if self._states.keys() != infos.keys():
             yield f"not one state each: {sorted(self._states)}"
