@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import random
 import statistics
 import sys
@@ -98,7 +99,15 @@ class Soak:
         self.held: dict[str, dict[str, Figures]] = {}
 
     def play(self, seconds: float, *, lie: bool = False) -> None:
-        """Rounds for that long, and some time for the last to be over."""
+        """Rounds for that long, and some time for the last to be over. A daemon that is gone ends it."""
+        try:
+            self._play(seconds, lie=lie)
+        except (OSError, http.client.HTTPException) as error:
+            ended, last = self._daemon.process.poll(), self._daemon.log.splitlines()[-3:]
+            self.run.ended.set()
+            self.run.complain(f"{error!r}; the daemon's status is {ended}, and its last words {last}")
+
+    def _play(self, seconds: float, *, lie: bool) -> None:
         self._whole_again([], REPLACED)
         for thread in (self.judge, *self._clients):
             thread.start()
