@@ -286,17 +286,15 @@ class Sampler:
         starts a process that nobody shall wait for.
         """
         search, supervisor = self._searches.get(vendor), self._sources[vendor].supervisor
-        searching = search is not None and not search.done()
-        if supervisor.rests and self._sources[vendor].expected():
+        if search is not None and search.done():
+            search = None
+        if supervisor.rests and self._sources[vendor].expected():  # its card has come to the bus meanwhile
             self._present.add(vendor)
-        wanted = vendor in self._present or vendor not in self._tried
-        if not wanted and (searching or supervisor.rests):
-            return None
-        task = search if searching else asyncio.create_task(supervisor.ask(within_seconds))
-        if wanted or task is None:
-            return task
-        self._searches[vendor] = task
-        task.add_done_callback(self._found)
+        if vendor in self._present or vendor not in self._tried:
+            return search or asyncio.create_task(supervisor.ask(within_seconds))
+        if search is None and not supervisor.rests:
+            self._searches[vendor] = begun = asyncio.create_task(supervisor.ask(within_seconds))
+            begun.add_done_callback(self._found)
         return None
 
     def _found(self, search: asyncio.Task[VendorOutcome]) -> None:

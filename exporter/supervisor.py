@@ -207,12 +207,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._cycle += 1
         until = min(until, self._no_later_than)
-        child.pending, child.waiting = pending, _ = loop.create_future(), loop.create_future()
+        child.pending = pending = loop.create_future()
+        child.waiting = waiting = loop.create_future()
         child.pending_cycle, child.pending_since = self._cycle, time.monotonic()
         child.ask(until, self.users)
         deadline = loop.call_at(until, child.wait_no_longer)  # the loop's clock is the monotonic one too
         try:
-            await child.waiting
+            await waiting
         finally:
             deadline.cancel()
             child.waiting = None

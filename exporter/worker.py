@@ -56,7 +56,6 @@ class Sleeping(NamedTuple):
 
 Result = CardReport | Sleeping | BaseException | None
 
-
 _Event = Batch | Ask
 
 

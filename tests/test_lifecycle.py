@@ -114,7 +114,7 @@ def test_stopping_while_a_card_hangs_and_a_scrape_waits(nvml: FakeNvml, start: S
         time.sleep(0.3)
         status, seconds = daemon.stop()
     assert status == 0
-    assert seconds < 2
+    assert seconds < 3  # it waits a second and a half for pages
     assert not Path(f"/proc/{worker}").exists()
 
 

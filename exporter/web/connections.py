@@ -2,7 +2,8 @@
 
 A connection has its place from the moment that it is accepted. While all places are taken, whoever comes waits in the
 kernel's queue, where that costs this process nothing, until somebody leaves, or is made to leave: of those that nobody
-would miss, the one with the least claim. Nobody who waits for a page is ever made to leave.
+would miss, the one with the least claim; and where there is none of these, somebody's next answer is the last. Nobody
+who waits for a page is ever made to leave.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _ACCEPT_AGAIN_SECONDS = 0.1
 # that behave send all of a request with their first words, and the kernel keeps a page for those who read it slowly.
 _ASKING, _READING, _IDLE = range(3)
 _UNDISTURBED_SECONDS = {_ASKING: 0.1, _READING: 0.5, _IDLE: 0.0}
+# Of those who have not finished asking one in so many goes at a time.
 _SHARE = 16
 _CLOSE = (b"connection", b"close")
 # How many are let in before those who are inside are heard again.
@@ -57,7 +59,7 @@ class GuardedProtocol(H11Protocol):
         super().__init__(config, state, {})
         self.peer, self.came = peer, self.loop.time()
         self.since = self.came
-        self.is_last = False  # the answer to the next request, or to this one where there is none yet
+        self.is_last = False  # the answer to the next request
         self.is_open = False
         self.opening: asyncio.Task[None] | None = None
         self._socket = connection
@@ -259,7 +261,7 @@ def least_claims(connections: Collection[Any], now: float) -> list[GuardedProtoc
 
 
 class Door:
-    """Lets in whoever comes to one listening socket, one at a time, and only where there is a place."""
+    """Lets in whoever comes to one listening socket, while there is a place."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, listening: socket.socket) -> None:
         """Places are counted over all doors with the same ``state``."""
@@ -267,56 +269,73 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._places = _places(tls=config.ssl is not None)
         self._opening: set[asyncio.Task[None]] = set()
-        self._let_in_now = 0
-        self._accepting = self._loop.create_task(self._accept())
+        self._again: asyncio.TimerHandle | None = None
+        self._refused = False
+        self._listen()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
-        self._accepting.cancel()
+        """Lets nobody in any more, but for those who are at the door."""
+        self._let_in()
+        self._loop.remove_reader(self._socket)
+        if self._again is not None:
+            self._again.cancel()
 
     async def wait_closed(self) -> None:
         """Returns when nobody comes in any more."""
-        await asyncio.wait([self._accepting, *self._opening])
+        if self._opening:
+            await asyncio.wait(self._opening)
 
-    async def _accept(self) -> None:
-        refused = False
-        while True:
+    def _listen(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._socket, self._let_in)
+
+    def _pause(self, seconds: float) -> None:
+        """Whoever comes meanwhile waits in the kernel's queue."""
+        if self._again is None:
+            self._loop.remove_reader(self._socket)
+            self._again = self._loop.call_later(seconds, self._listen)
+
+    def _let_in(self) -> None:
+        """Some of those who have come: the others have their turn when those who are inside have been heard."""
+        for _ in range(_TOGETHER):
+            if not self._has_place():
+                return
             try:
-                connection, address = await self._loop.sock_accept(self._socket)
+                connection, address = self._socket.accept()
+            except BlockingIOError:
+                return  # there is nobody
             except ConnectionError:
                 continue  # it has left the queue already
             except OSError as error:
-                if not refused:
+                if not self._refused:
                     log.warning("no connection can be accepted", extra={"fields": {"error": error.strerror}})
-                refused = True
-                await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
-                continue
-            refused = False
-            await self._let_in(connection, address[0] if isinstance(address, tuple) else "")
+                self._refused = True
+                self._pause(_ACCEPT_AGAIN_SECONDS)
+                return
+            self._refused = False
+            self._take(connection, address[0] if isinstance(address, tuple) else "")
 
-    async def _let_in(self, connection: socket.socket, peer: str) -> None:
-        try:
-            await self._wait_for_place()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
+    def _take(self, connection: socket.socket, peer: str) -> None:
+        connection.setblocking(False)
         protocol = GuardedProtocol(self._config, self._state, connection, peer)
         protocol.opening = opening = self._loop.create_task(self._open(protocol, connection))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
-        self._let_in_now += 1
-        if self._let_in_now % _TOGETHER == 0:
-            await asyncio.sleep(0)  # else those who are inside would not be heard while others come
 
-    async def _wait_for_place(self) -> None:
-        """Also those who have left are counted until what was made for them is: nothing else would bound that."""
-        while (inside := len(self._state.connections)) >= self._places or len(self._state.tasks) >= self._places:
-            go = least_claims(self._state.connections, self._loop.time()) if inside >= self._places else []
-            for each in go:
-                each.leave()
-            if inside >= self._places and not go:
-                served_last(self._state.connections)
-            await asyncio.sleep(0 if go else _LOOK_AGAIN_SECONDS)
+    def _has_place(self) -> bool:
+        """Whether there is one; else room is made, and looked for again. Also those who have left are counted until
+        what was made for them is: nothing else would bound that.
+        """
+        inside = len(self._state.connections)
+        if inside < self._places and len(self._state.tasks) < self._places:
+            return True
+        go = least_claims(self._state.connections, self._loop.time()) if inside >= self._places else []
+        for each in go:
+            each.leave()
+        if inside >= self._places and not go:
+            served_last(self._state.connections)
+        self._pause(0 if go else _LOOK_AGAIN_SECONDS)
+        return False
 
     async def _open(self, protocol: GuardedProtocol, connection: socket.socket) -> None:
         """With TLS this lasts until the handshake is over, which has as long as a request's head."""

@@ -27,8 +27,6 @@ from exporter.model import Snapshot
 
 # Enough for text of this shape; the highest level costs twice the time for a per cent of size.
 _GZIP_LEVEL = 4
-
-
 _NONE = Labels({})
 
 
