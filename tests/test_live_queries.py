@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,24 @@ class Cluster(NamedTuple):
         """The labels of a panel's rows."""
         (asked,) = (one for one in queries.everything() if one.where == where)
         return [row["metric"] for row in self.ask(asked, **chosen)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Path]]:
+    """The page on which Grafana's components draw: built while the cluster is being watched, each takes a minute."""
+
+    def build(folder: Path) -> Path:
+        tool("chromium", "chromium")
+        pictures.modules(folder)
+        return pictures.built(folder)
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(build, tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def page(building: Future[Path]) -> Path:
+    return building.result()
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +179,6 @@ def test_the_three_stories(cluster: Cluster) -> None:
     hung = cluster.rows("hosts: Cards that were lost, hung or asleep A")
     assert sorted((row["instance"], row["physical_index"]) for row in hung) == sorted((host, "1") for host, _ in HOSTS)
     assert "1" not in {row["physical_index"] for row in cluster.rows("hosts: Cards E")}
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tool("chromium", "chromium")
-    folder = tmp_path_factory.mktemp("page")
-    pictures.modules(folder)
-    return pictures.built(folder)
 
 
 # What a browser has to show of the three stories, as text of the page.
