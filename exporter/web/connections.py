@@ -226,8 +226,8 @@ class _Joining:
         self._head = b""
 
     def write(self, data: bytes) -> None:
-        """Send what was kept and this, unless this is another head. ``100 Continue`` has nothing to wait for."""
-        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+        """Send what was kept and this, unless this is another head."""
+        if data.startswith(b"HTTP/1.1 "):
             self._head += data
         elif self._head or data:
             data, self._head = self._head + data, b""
