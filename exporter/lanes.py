@@ -11,6 +11,7 @@ import contextlib
 import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,14 +45,18 @@ class Batch:
                 self._waiting.extend(jobs.items())
                 self._size += len(jobs)
 
-    def take(self, running: set[str]) -> tuple[str, Job] | None:
-        """The next job, whose name is now among those that are running; None when all have begun."""
+    def take(self, running: dict[str, float]) -> tuple[str, Job] | None:
+        """The next job whose name is not among those that are running, as it is from now on; None where there is none
+        that could begin.
+        """
         with self._lock:
-            if not self._waiting:
-                return None
-            name, job = self._waiting.popleft()
-            running.add(name)
-        return name, job
+            for _ in range(len(self._waiting)):
+                name, job = self._waiting.popleft()
+                if name not in running:
+                    running[name] = time.monotonic()
+                    return name, job
+                self._waiting.append((name, job))
+        return None
 
     def finish(self, name: str, result: Any) -> None:
         """A job's end."""
@@ -71,6 +76,11 @@ class Batch:
         """How many jobs have not begun."""
         return len(self._waiting)
 
+    def ready(self, running: Mapping[str, float]) -> int:
+        """How many jobs have not begun, and could."""
+        with self._lock:
+            return sum(name not in running for name, _ in self._waiting)
+
     def stalled(self) -> bool:
         """Whether no job has ended since this was last asked."""
         seen, self._seen = self._seen, len(self._results)
@@ -85,18 +95,23 @@ class Batch:
 
 
 class Lanes:
-    """Threads for batches of jobs. A job whose name is :meth:`busy` must not be started again."""
+    """Threads for batches of jobs. A job whose name is :meth:`busy` begins when the one that has the name has ended."""
 
     def __init__(self, spare_seconds: float = 5.0) -> None:
         """A thread beyond the first ends when it had no work for ``spare_seconds``."""
         self._spare_seconds = spare_seconds
-        self._running: set[str] = set()
+        self._running: dict[str, float] = {}
         self._idle: list[_Thread] = []
         self._lock = threading.Lock()
 
     def busy(self, name: str) -> bool:
         """Whether a job of this name has begun and not ended."""
         return name in self._running
+
+    def busy_seconds(self, name: str) -> float:
+        """For how long a job of this name has been running; 0 where there is none."""
+        now = time.monotonic()
+        return now - self._running.get(name, now)
 
     def start(self, batch: Batch) -> None:
         """Run the batch's jobs in one thread."""
@@ -106,7 +121,7 @@ class Lanes:
         """Twice as many threads for what is left, if none of the jobs has ended since the last call."""
         if batch.stalled():
             with contextlib.suppress(RuntimeError):  # as many threads as this process may have: those there are go on
-                self._engage(batch, min(batch.waiting, batch.threads))
+                self._engage(batch, min(batch.ready(self._running), batch.threads))
 
     def _engage(self, batch: Batch, threads: int) -> None:
         for _ in range(threads):
@@ -120,7 +135,7 @@ class Lanes:
             while taken is not None:
                 name, job = taken
                 result = _outcome(job)
-                self._running.discard(name)
+                self._running.pop(name)
                 taken = batch.take(self._running)
                 if taken is None:  # before its end is told, or the next batch would find no thread
                     self._rest(thread)

@@ -185,7 +185,7 @@ class Sampler:
         self._counts = FaultCounts()
         self._flight: _Flight | None = None
         self._last: Snapshot | None = None
-        self._last_finished = 0.0
+        self._last_began = self._last_finished = 0.0
         self._last_within = 0.0
         self._generation = 0
         self._background: asyncio.Task[None] | None = None
@@ -250,10 +250,10 @@ class Sampler:
         return await self._cycle(within_seconds)
 
     def _serves_again(self, last: Snapshot, within_seconds: float) -> bool:
-        """A finished cycle serves for a moment; not one that was cut short, to who has the time for a longer one."""
+        """A cycle serves for a moment from its start on; not one that was cut short, to who has more time than it."""
         missing = "hung" in last.states.values() or not all(backend.up for backend in last.backends)
         cut_short = missing and within_seconds > self._last_within
-        return not cut_short and time.monotonic() - self._last_finished < self._sampling.reuse_seconds
+        return not cut_short and time.monotonic() - self._last_began < self._sampling.reuse_seconds
 
     def _with_fleets_of_now(self, last: Snapshot) -> Snapshot:
         """A snapshot that serves again, over the same readings, but with the fleets that there are by now."""
@@ -317,7 +317,7 @@ class Sampler:
             if flight.generation == self._generation:  # else it asked the backends of settings that are gone
                 self._last, self._last_within = flight.snapshot, flight.within_seconds
                 self._finished = _Finished(shown, flight.snapshot.fleets, len(self._asker.answers))
-                self._last_finished = time.monotonic()
+                self._last_began, self._last_finished = flight.started, time.monotonic()
             self._observe(flight.snapshot, shown)
         return flight.snapshot
 

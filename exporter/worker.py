@@ -2,8 +2,8 @@
 
 Every call into the vendor's library runs in a daemon thread, in a lane of its slot's name, or of the library's for
 starting and counting (:mod:`exporter.lanes`). A call that does not return leaves its lane busy, costs that card its
-readings, and is not waited for again. What comes after its cycle's deadline is thrown away. The process leaves with
-``os._exit``: a hung lane cannot be joined.
+readings, and is not waited for again, unless a much shorter cycle left it so. What comes after its cycle's deadline is
+thrown away. The process leaves with ``os._exit``: a hung lane cannot be joined.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from exporter import __version__, backends
 from exporter.backends.base import Backend, Places
-from exporter.errors import BackendAbsent, BackendError, DeviceAsleep, DeviceFault, DeviceLost
+from exporter.errors import BackendAbsent, DeviceAsleep
+from exporter.gathered import CardReport, Page, Result, Sleeping
 from exporter.lanes import PATIENCE_SECONDS, Batch, Job, Lanes
-from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, User, VendorSample
+from exporter.model import Device, Fault, User, VendorSample
 from exporter.parent import asks, end_unless_of_version, end_with_the_parent
 from exporter.wire import Answer, Ask, frame
 
@@ -35,37 +36,21 @@ _STARTING_SECONDS = 10.0
 _COUNTING_SHARE = 0.25
 # How often it is looked whether counting has become reading, which may then have to be hastened.
 _LOOK_SECONDS = 0.05
+# A lane that has been busy for less than this share of a cycle is waited for: a shorter cycle left it so.
+_YOUNG_SHARE = 0.5
 
-
-class CardReport(NamedTuple):
-    """A slot that was identified and read: the card and its parts, and all that they gave."""
-
-    devices: tuple[Device, ...]
-    readings: tuple[Reading, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    hints: tuple[Hint, ...] = ()
-    pending: bool = False
-    users: tuple[User, ...] = ()
-
-
-class Sleeping(NamedTuple):
-    """A slot whose card sleeps, and what is known of it."""
-
-    devices: tuple[Device, ...]
-
-
-Result = CardReport | Sleeping | BaseException | None
 
 _Event = Batch | Ask
 
 
 class Turn:
     """One cycle: its ask, and the slots that are read in it, chosen once, by whoever comes first. ``fresh``: they were
-    counted since the cycle before. While there are none the library is still starting.
+    counted since the cycle before. While there are none the library is still starting. ``until`` is when it ends.
     """
 
     def __init__(self, ask: Ask) -> None:
-        self.ask = ask
+        self.ask, self.until = ask, ask.until
+        self.patience = _YOUNG_SHARE * (ask.until - time.monotonic())
         self.slots: Sequence[str] = ()
         self.fresh = False
         self._begun = False
@@ -80,26 +65,50 @@ class Turn:
             return True
 
 
+class Known:
+    """The devices that were last seen in each slot; ``half`` are the slots whose card has told its name and no more.
+    When the slots change there is a new one: a call that began before writes into the old one, where nobody reads it.
+    """
+
+    def __init__(self) -> None:
+        self.devices: dict[str, tuple[Device, ...]] = {}
+        self.half: set[str] = set()
+
+    def note(self, slot: str, device: Device) -> None:
+        """A card's identity, before anything else of it: kept unless the same card is known better."""
+        if not any(before.key == device.key for before in self.devices.get(slot, ())):
+            self.devices[slot] = (device,)
+            self.half.add(slot)
+
+    def take(self, slot: str, devices: tuple[Device, ...]) -> None:
+        """All that is in a slot."""
+        self.devices[slot] = devices
+        self.half.discard(slot)
+
+    def keep(self, slots: Sequence[str]) -> None:
+        """Forget the other slots."""
+        for gone in self.devices.keys() - set(slots):
+            del self.devices[gone]
+
+
 class Worker:
     """Answers the parent's asks, one after the other."""
 
     def __init__(self, backend: Backend) -> None:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._backend = backend
-        self._until = 0.0
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
         self._counted = False
-        self._half_known: set[str] = set()
         self._lanes = Lanes()
-        self._known: dict[str, tuple[Device, ...]] = {}
+        self._known = Known()
 
     def answer(self, ask: Ask) -> Answer:
         """One cycle; returns by ``ask.until``, or earlier where the ask is repeated, whatever the library does."""
-        self._until = ask.until
         try:
-            turn, results = self._cycle(ask)
+            turn = Turn(ask)
+            results = self._cycle(turn)
             if not turn.slots:
                 return Answer(ask.cycle, fault=self._not_started())
             sample = self._compile(turn.slots, results, turn.fresh)
@@ -109,14 +118,14 @@ class Worker:
             return Answer(ask.cycle, fault=Fault(absent.reason, absent.detail), final=True)
         return Answer(ask.cycle, sample=sample)
 
-    def _cycle(self, ask: Ask) -> tuple[Turn, dict[str, Result]]:
+    def _cycle(self, turn: Turn) -> dict[str, Result]:
         """Count the slots and read what is in them, all in the library's lane while nothing holds it up. Where counting
         takes too long, slots that were counted before are read.
         """
-        turn = Turn(ask)
         batch = Batch({}, self.events.put)
         if not self._lanes.busy(LIBRARY):
             self._library_since = time.monotonic()
+        if self._may_end(LIBRARY, turn):
             batch.add({LIBRARY: functools.partial(self._open_count_and_read, turn, batch)})
             self._wait(turn, batch)
         if turn.begin(self._slots, self._counted):
@@ -126,7 +135,7 @@ class Worker:
         self._wait(turn, batch)
         results = batch.close()
         _raise_failed(results.pop(LIBRARY, None))
-        return turn, results
+        return results
 
     def _open_count_and_read(self, turn: Turn, batch: Batch) -> None:
         """Runs in the library's lane. A count that comes too late for its cycle serves the next."""
@@ -135,7 +144,7 @@ class Worker:
             self._opened = True
         slots = self._backend.slots()
         if slots != self._slots:  # what was in a slot says nothing any more of what is there
-            self._known = {}
+            self._known = Known()
         self._slots = slots
         begun = turn.begin(slots, True)
         self._counted = not begun
@@ -150,32 +159,29 @@ class Worker:
         return Fault(reason, f"the library has been starting for {waited:.0f} s")
 
     def _jobs(self, turn: Turn) -> dict[str, Job]:
-        idle = (slot for slot in turn.slots if not self._lanes.busy(slot))
-        return {slot: functools.partial(self._read_slot, slot, turn.ask.users) for slot in idle}
+        idle = (slot for slot in turn.slots if self._may_end(slot, turn))
+        return {slot: functools.partial(self._read_slot, slot, turn.ask.users, self._known) for slot in idle}
 
-    def _read_slot(self, slot: str, with_users: bool) -> Result:
+    def _may_end(self, lane: str, turn: Turn) -> bool:
+        """Whether a lane is idle, or has not yet been busy for so long that it is taken to be stuck."""
+        patience = turn.patience * (_COUNTING_SHARE if lane == LIBRARY and self._slots else 1.0)
+        return not self._lanes.busy(lane) or self._lanes.busy_seconds(lane) < patience
+
+    def _read_slot(self, slot: str, with_users: bool, known: Known) -> Result:
         """Runs in the slot's lane. Who is there is noted first, so that a card that hangs while it is read is known."""
         try:
-            devices = self._backend.identify(slot, lambda device: self._note(slot, device))
-            self._known[slot] = devices
-            self._half_known.discard(slot)
+            devices = self._backend.identify(slot, lambda device: known.note(slot, device))
+            known.take(slot, devices)
             sampled = [self._backend.sample(device) for device in devices]
             pairs = ((device.key, pid) for device in devices if with_users for pid in self._backend.users(device))
             users = tuple(User(key, pid) for key, pid in pairs)
         except DeviceAsleep:
-            self._half_known.discard(slot)
+            known.half.discard(slot)
             return Sleeping(self._backend.asleep(slot))
         readings = tuple(reading for entry in sampled for reading in entry.readings)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
         hints = tuple(hint for entry in sampled for hint in entry.hints)
         return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled), users)
-
-    def _note(self, slot: str, device: Device) -> None:
-        """A card's identity, before anything else of it: kept unless the same card is known better."""
-        known = self._known.get(slot, ())
-        if not any(before.key == device.key for before in known):
-            self._known[slot] = (device,)
-            self._half_known.add(slot)
 
     def _wait(self, turn: Turn, batch: Batch) -> None:
         """Until the batch has ended, or the cycle's time is over, of which counting has a share where slots are known
@@ -186,7 +192,7 @@ class Worker:
             self._lanes.start(batch)
         while not batch.done:
             share = _COUNTING_SHARE if self._slots and not turn.slots else 1.0
-            left = started + share * (self._until - started) - now
+            left = started + share * (turn.until - started) - now
             if left <= 0:
                 break
             try:
@@ -195,13 +201,13 @@ class Worker:
                 self._lanes.hasten(batch)
             else:
                 if isinstance(event, Ask) and event.cycle == turn.ask.cycle:
-                    self._until = min(self._until, event.until)
+                    turn.until = min(turn.until, event.until)
             now = time.monotonic()
 
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
-        for gone in self._known.keys() - set(slots):
-            self._known.pop(gone, None)  # a late count may have emptied it meanwhile
-        page = _Page()
+        known = self._known
+        known.keep(slots)
+        page = Page()
         absent = [result for result in results.values() if isinstance(result, BackendAbsent)]
         if absent:
             raise absent[0]
@@ -209,86 +215,12 @@ class Worker:
         for slot in sorted(slots, key=lambda slot: not isinstance(results.get(slot), CardReport)):
             result = results.get(slot)
             if isinstance(result, CardReport | Sleeping):
-                self._known[slot] = result.devices
-            page.add(slot, result, self._known.get(slot, ()))
-        page.whole = page.whole and not self._half_known & set(slots)
+                known.devices[slot] = result.devices
+            page.add(slot, result, known.devices.get(slot, ()))
+        page.whole = page.whole and not known.half & set(slots)
         if page.failed == len(slots):
             raise BackendAbsent(page.faults[0].reason, f"no card can be read: {page.faults[0].detail}")
-        return page.sample(self._backend, whole=fresh and page.whole)
-
-
-class _Page:
-    """A sample in the making."""
-
-    def __init__(self) -> None:
-        self.devices: dict[DeviceKey, Device] = {}
-        self.states: dict[DeviceKey, State] = {}
-        self.readings: list[Reading] = []
-        self.faults: list[Fault] = []
-        self.hints: set[Hint] = set()
-        self.users: list[User] = []
-        self.pending = False
-        self.whole = True
-        self.failed = 0
-
-    def add(self, slot: str, result: Result | None, devices: tuple[Device, ...]) -> None:
-        """One slot's result (None: its lane did not answer), with the devices that are, or were last, there."""
-        state: State = "ok"
-        if isinstance(result, CardReport):
-            # Only cards that were read in this cycle have been added before.
-            devices = self._unseen(slot, devices)
-            known = {device.key for device in devices}
-            self.readings += (reading for reading in result.readings if reading.key in known)
-            self.faults += result.faults
-            self.hints.update(result.hints)
-            self.users += (user for user in result.users if user.key in known)
-            self.pending = self.pending or result.pending
-            if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
-                state = "lost"
-                self.failed += 1
-        elif isinstance(result, Sleeping):
-            state = "asleep"
-        else:
-            state = "hung" if result is None else "lost"
-            self.faults.append(_fault_of(slot, result, devices[0].key if devices else None))
-            self.failed += result is not None and not isinstance(result, DeviceLost)
-            # What was in the slot may have been read in another by now: who is here is not known then.
-            self.whole = self.whole and any(device.key not in self.devices for device in devices)
-        for device in devices:
-            if device.key not in self.devices:
-                self.devices[device.key] = device
-                self.states[device.key] = state
-
-    def _unseen(self, slot: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Without devices that another slot has given too: whose values would they be? Neither slot's are shown."""
-        for device in devices:
-            if device.key in self.devices:
-                self.whole = False  # there is a card more than there are names
-                self.states[device.key] = "lost"
-                self.readings = [reading for reading in self.readings if reading.key != device.key]
-                self.faults.append(Fault("driver-error", f"{slot}: {device.uuid} is in another slot too", device.key))
-        return tuple(device for device in devices if device.key not in self.devices)
-
-    def sample(self, backend: Backend, *, whole: bool) -> VendorSample:
-        """What was gathered, in the order of physical indices."""
-        order = sorted(self.devices.values(), key=_place)
-        return VendorSample(
-            vendor=backend.vendor,
-            driver_version=backend.driver_version,
-            whole=whole,
-            devices=tuple(order),
-            states=tuple(DeviceState(key, state) for key, state in self.states.items()),
-            readings=tuple(self.readings),
-            faults=tuple(self.faults),
-            hints=tuple(sorted(self.hints)),
-            pending=self.pending,
-            users=tuple(self.users),
-        )
-
-
-def _place(device: Device) -> tuple[int, str, int]:
-    index = -1 if device.mig_index is None else device.mig_index
-    return (2**31 if device.physical_index is None else device.physical_index), device.pci_bus_id, index
+        return page.sample(self._backend.vendor, self._backend.driver_version, whole=fresh and page.whole)
 
 
 def _raise_failed(result: Result) -> None:
@@ -297,14 +229,6 @@ def _raise_failed(result: Result) -> None:
         raise result
     if isinstance(result, BaseException):
         raise BackendAbsent("internal-error", f"{type(result).__name__}: {result}")
-
-
-def _fault_of(slot: str, result: Result | None, key: DeviceKey | None) -> Fault:
-    if result is None:
-        return Fault("hung", f"{slot}: a call has not returned", key)
-    if isinstance(result, DeviceFault | DeviceLost | BackendError):
-        return Fault(result.reason, result.detail, key)
-    return Fault("internal-error", f"{slot}: {type(result).__name__}: {result}", key)
 
 
 def listen(parent: socket.socket, events: queue.SimpleQueue[_Event]) -> NoReturn:

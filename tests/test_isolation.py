@@ -117,6 +117,34 @@ def test_a_hang_in_starting_the_library_is_told_and_ended(nvml: FakeNvml, start:
     assert readings(daemon.scrape_until(lambda scrape: not fault(scrape)), "1") == len(READINGS)
 
 
+UNNAMED = "hang nvmlDeviceGetUUID 0"
+
+
+def test_a_card_that_hangs_is_not_taken_for_one_that_left(nvml: FakeNvml, start: Start) -> None:
+    """When cards have left, what was known of a place says nothing of who hangs there before it has a name."""
+    cards = equal_cards(3)
+    nvml.write(cards)
+    daemon = start(nvml.environment(), FRESH)
+    daemon.scrape()
+    nvml.write(cards[1:], lines=[UNNAMED])
+    scrape = daemon.scrape(timeout=2)
+    assert [sample.labels["uuid"] for sample in scrape.of("gpu_info")] == [str(cards[2].uuid)]
+    assert scrape.value("gpu_utilization_percent", physical_index="1") == cards[2].util
+
+
+def test_a_card_that_moved_is_where_it_was_read(nvml: FakeNvml, start: Start) -> None:
+    """Not where it was, also while another card hangs there."""
+    cards = equal_cards(2)
+    nvml.write(cards)
+    daemon = start(nvml.environment(), FRESH)
+    daemon.scrape()
+    nvml.write(cards[::-1], lines=[UNNAMED])
+    scrape = daemon.scrape(timeout=2)
+    assert [sample.labels["physical_index"] for sample in scrape.of("gpu_info", uuid=str(cards[0].uuid))] == ["1"]
+    assert scrape.state(uuid=str(cards[0].uuid)) == "ok"
+    assert readings(scrape, "1") == len(READINGS)
+
+
 def test_a_late_answer_is_never_served(nvml: FakeNvml, start: Start) -> None:
     """A value that was read after its cycle's deadline does not appear in a later page."""
     daemon = start(nvml.environment(), FRESH)
@@ -533,7 +561,7 @@ def test_concurrent_scrapes_share_one_reading(tmp_path: Path, nvml: FakeNvml, st
 
 
 def test_a_scrape_with_a_shorter_deadline_does_not_wait_for_another(nvml: FakeNvml, start: Start) -> None:
-    """Who joins a running cycle waits for no longer than its own timeout, and both get what has answered by then."""
+    """Who joins a running cycle waits for no longer than its own timeout, and gets what has answered by then."""
     daemon = start(nvml.environment(), FRESH)
     daemon.scrape()
     nvml.write(equal_cards(4), lines=["hang nvmlDeviceGetTemperatureV 0"])
@@ -619,6 +647,53 @@ def test_an_impatient_scraper_does_not_spoil_the_next_ones_page(nvml: FakeNvml, 
     assert daemon.scrape(timeout=0.01).state(physical_index="1") == "hung"
     time.sleep(0.5)
     assert daemon.scrape(timeout=5).state(physical_index="1") == "ok"
+
+
+def test_a_call_that_a_shorter_cycle_left_running_is_waited_for(nvml: FakeNvml, start: Start) -> None:
+    """A card that is slower than an impatient scraper is `hung` for that one, and not on the next page."""
+    nvml.write(equal_cards(2), lines=["slow nvmlDeviceGetTemperatureV 1 400"])
+    daemon = start(nvml.environment(), FRESH)
+    daemon.scrape()
+    for _ in range(5):
+        assert daemon.scrape(timeout=0.01).state(physical_index="1") == "hung"
+        patient = daemon.scrape(timeout=5)
+        assert readings(patient, "1") == len(READINGS)
+        assert patient.seconds < 2
+
+
+def test_a_cycle_serves_from_its_start_on(nvml: FakeNvml, start: Start) -> None:
+    """What was read at once is old when a card that hangs has been waited for, and is read anew."""
+    cards = equal_cards(2)
+    daemon = start(nvml.environment(), NAMED + "sampling: {reuse_seconds: 1}")
+    nvml.write(cards)
+    daemon.scrape()
+    time.sleep(1.1)
+    nvml.write(cards, lines=["hang nvmlDeviceGetTemperatureV 1"])
+    assert daemon.scrape(timeout=2).seconds > 1.2
+    nvml.write((dataclasses.replace(cards[0], util=99), cards[1]), lines=["hang nvmlDeviceGetTemperatureV 1"])
+    assert daemon.scrape(timeout=2).value("gpu_utilization_percent", physical_index="0") == 99
+
+
+def test_a_value_of_a_card_that_was_waited_for_is_of_its_own_cycle(nvml: FakeNvml, start: Start) -> None:
+    """What a call brings that a shorter cycle had begun is thrown away, and the card is read again."""
+    cards = equal_cards(2)
+    nvml.write(cards)
+    daemon = start(nvml.environment(), FRESH)
+    daemon.scrape()
+    nvml.write(cards, lines=["slow nvmlDeviceGetUtilizationRates 1 600"])
+    assert daemon.scrape(timeout=0.01).state(physical_index="1") == "hung"
+    nvml.write((cards[0], dataclasses.replace(cards[1], util=99)))
+    assert daemon.scrape(timeout=5).value("gpu_utilization_percent", physical_index="1") == 99
+
+
+def test_a_library_that_starts_slowly_is_waited_for_by_who_has_the_time(nvml: FakeNvml, start: Start) -> None:
+    """Also where somebody without time asked first, who is told that it starts."""
+    nvml.write(equal_cards(2), lines=["slow nvmlInitWithFlags * 1500"])
+    daemon = start(nvml.environment(), FRESH)
+    hasty = daemon.scrape(timeout=1)
+    assert fault(hasty) == "starting"
+    assert hasty.seconds < 0.8
+    assert readings(daemon.scrape(timeout=8), "1") == len(READINGS)
 
 
 def test_a_slow_count_still_makes_the_inventory_whole(nvml: FakeNvml, start: Start) -> None:

@@ -113,6 +113,26 @@ def test_jobs_that_do_not_return_hold_up_nobody(bench: Bench, stuck: int) -> Non
     assert bench.run({"next": lambda: 8}) == {"next": 8}
 
 
+def test_a_job_waits_for_the_one_that_has_its_name(bench: Bench) -> None:
+    """It begins when that has ended, in its own batch; the others do not wait for it."""
+    gate = bench.gate()
+    assert bench.run({"slow": gate}, hasten=1) == {}
+    assert bench.lanes.busy_seconds("slow") > 0.05
+    assert bench.lanes.busy_seconds("other") == 0
+    batch = Batch({"slow": lambda: "new", "other": lambda: 7}, bench.ended.put)
+    bench.lanes.start(batch)
+    until(lambda: batch.waiting == 1)
+    bench.lanes.hasten(batch)
+    time.sleep(0.05)
+    assert batch.waiting == 1
+    gate.open()
+    until(lambda: not bench.lanes.busy("slow"))
+    for _ in range(2):
+        bench.lanes.hasten(batch)
+    assert bench.ended.get(timeout=10) is batch
+    assert batch.close() == {"slow": "new", "other": 7}
+
+
 def test_threads_double_while_nothing_ends(bench: Bench) -> None:
     """Of sixteen stuck jobs all have begun after four calls to hasten."""
     gates = {str(number): bench.gate() for number in range(16)}
