@@ -122,7 +122,10 @@ class Page:
         Read from each process's own CPU clock: it is what ``/proc/PID/stat`` rounds down to hundredths of a second.
         The number is that of ``clock_getcpuclockid``, which Python does not have.
         """
-        return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids())
+        while True:
+            pids = self.pids()
+            with contextlib.suppress(OSError):  # one has just ended: a driver was asked in it
+                return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 def children(pid: int) -> list[int]:
