@@ -26,7 +26,9 @@ from exporter.supervisor import Backoff, Supervisor
 _UNEXPECTED = Backoff(first=30.0, most=600.0)
 _LOOK_EVERY_SECONDS = 15.0
 _FIRST_LOOK_SECONDS = 0.2  # else a vendor's first page would lack its row
-_BACKGROUND_KEEPS = 2.5
+# A page in the background is kept for so many intervals. The next cycle begins one after the last has ended, and has to
+# end before that: one hung card would make all of them stale.
+_BACKGROUND_KEEPS, _BACKGROUND_LASTS = 2.5, 1.25
 
 
 class Source:
@@ -365,6 +367,5 @@ class Sampler:
     async def _sample_at(self, interval_seconds: float) -> None:
         while True:
             started = time.monotonic()
-            # Longer than what a page is kept for, and one hung card would make all of them stale.
-            await self._cycle(min(self._sampling.deadline_seconds, 2 * interval_seconds))
+            await self._cycle(min(self._sampling.deadline_seconds, _BACKGROUND_LASTS * interval_seconds))
             await asyncio.sleep(max(0.0, started + interval_seconds - time.monotonic()))

@@ -31,6 +31,7 @@ from tests.truth import built
 from tests.truth_cards import FREE, N0, N1, VENDORS
 
 _TICK_SECONDS = 0.1
+_LOOK_SECONDS = 600.0  # how often the figures are kept on the way
 _WARM_SECONDS = 15.0
 _CALM_SECONDS = 1.0
 _SETTLE_SECONDS = 5.0
@@ -120,6 +121,8 @@ class Soak:
                 self._round()
                 if "warm" not in self.held and since > _WARM_SECONDS:
                     self.held["warm"] = figures(self._daemon)
+                if since > (len(self.held) - 1) * _LOOK_SECONDS:
+                    self.held[f"{since / 60:.0f} min"] = figures(self._daemon)
             if lie:
                 self.run.truth.change(answers={N0.number: {"free": N1.value(FREE, self.run.truth.tick)}})
             time.sleep(_SETTLE_SECONDS)
@@ -236,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(soak.table()))
         if soak.run.complaints:
             print(f"wrong, with seed {seed}:", *soak.run.complaints[:_MOST_COMPLAINTS], sep="\n", file=sys.stderr)
-            (Path(tempfile.gettempdir()) / f"soak-{seed}.log").write_text(daemon.log, encoding="utf-8")
+            kept = Path(tempfile.gettempdir())
+            (kept / f"soak-{seed}.log").write_text(daemon.log, encoding="utf-8")
+            (kept / f"soak-{seed}.pages").write_text("".join(soak.run.wrong), encoding="utf-8")
     return 1 if soak.run.complaints else 0
 
 

@@ -26,6 +26,7 @@ from tests.truth_judge import devices_of, who
 NOISE_SECONDS = 2.5
 _OFFSET_SECONDS = 0.5
 _CHECK_EVERY = 10
+_KEPT_PAGES = 5
 OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
 GZIP = {"Accept-Encoding": "gzip"}
 NARROWED = "/metrics?" + "&".join(
@@ -290,6 +291,7 @@ class Run:
     ended: threading.Event = field(default_factory=threading.Event)
     answers: queue.Queue[Answer] = field(default_factory=queue.Queue)
     complaints: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # the first pages that were
     seconds: list[float] = field(default_factory=list)
     aborted: int = 0
     retried: int = 0
@@ -363,6 +365,9 @@ class Judge(threading.Thread):
         except (AssertionError, ValueError, KeyError, EOFError, gzip.BadGzipFile) as error:
             found.append(f"no page: {error!r}: {answer.body[:200]!r}")
         self.judged += 1
+        if found and len(self._run.wrong) < _KEPT_PAGES:
+            head = f"# {answer.way.name}, {answer.seconds:.2f} s, of a cycle since {answer.since:.2f}: {found}"
+            self._run.wrong.append(f"{head}\n{answer.text}")
         self._run.complain(*(f"{answer.way.name}: {each}" for each in found))
 
     def _wrong(self, answer: Answer) -> Iterator[str]:

@@ -590,10 +590,25 @@ def test_background_sampling_serves_the_last_cycle(nvml: FakeNvml, start: Start)
     daemon.scrape_until(lambda scrape: scrape.state(physical_index="0") == "ok", within=3)
     (worker,) = daemon.workers("nvidia")
     os.kill(worker, signal.SIGSTOP)
-    stopped = daemon.scrape_until(lambda scrape: fault(scrape) in ("hung", "stale"), within=3)
+    stopped = daemon.scrape_until(lambda scrape: fault(scrape) == "hung", within=3)
     assert sum(readings(stopped, index) for index in "0123") == 0
     os.kill(worker, signal.SIGCONT)
     daemon.scrape_until(lambda scrape: not fault(scrape))
+
+
+def test_a_worker_that_stops_leaves_others_in_the_background_alone(nvml: FakeNvml, start: Start) -> None:
+    """The cycle that waits for it ends before the last one's page is too old: no page says that all is stale."""
+    daemon = start(nvml.environment(), NAMED + "sampling: {interval_seconds: 1, deadline_seconds: 5}")
+    assert not fault(daemon.scrape())
+    (worker,) = daemon.workers("nvidia")
+    os.kill(worker, signal.SIGSTOP)
+    until, seen = time.monotonic() + 4.5, set()
+    while time.monotonic() < until:
+        seen.add(fault(daemon.scrape()))
+        time.sleep(0.05)
+    os.kill(worker, signal.SIGCONT)
+    assert seen <= {"", "hung"}
+    assert "hung" in seen
 
 
 IDENTIFYING = ("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode")
