@@ -39,6 +39,21 @@ def _serving(parser: argparse.ArgumentParser, **more: Any) -> None:
         "--web.telemetry-path", dest="telemetry_path", metavar="PATH", help="path of the metrics (/metrics)", **more
     )
     parser.add_argument(
+        "--web.config.file",
+        dest="web_config_file",
+        metavar="FILE",
+        help="TLS, accounts, headers and a rate, in the exporter-toolkit's format",
+        **more,
+    )
+    parser.add_argument(
+        "--web.max-requests",
+        dest="max_requests",
+        metavar="N",
+        type=int,
+        help="scrapes that may be answered at once, 503 beyond (0: any number)",
+        **more,
+    )
+    parser.add_argument(
         "--web.enable-lifecycle", dest="lifecycle", action="store_true", help="allow POST /-/reload", **more
     )
 
@@ -49,6 +64,7 @@ _DEFAULTS = {
     "sysfs": "/sys",
     "procfs": "/proc",
     "telemetry_path": "/metrics",
+    "max_requests": 0,
 }
 
 
@@ -81,6 +97,9 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--all", action="store_true", help="the settings' fleets, and every process that uses a GPU")
     for command in (serve, once, inventory, explain):
         _common(command, **behind)
-    check = commands.add_parser("check-config", help="check a settings file and exit")
-    check.add_argument("file", metavar="FILE")
+    check = commands.add_parser("check-config", help="check a settings file, a web configuration or both, and exit")
+    check.add_argument("file", metavar="FILE", nargs="?", help="a settings file")
+    check.add_argument(
+        "--web.config.file", dest="web_config_file", metavar="FILE", help="a web configuration", **behind
+    )
     return top

@@ -36,6 +36,7 @@ from exporter.fleets.scanner import Scanner, runtimes_of
 from exporter.inventory import Inventory
 from exporter.model import Fleet, Inversion, Refusal, Snapshot
 from exporter.saved_inventory import from_rows, read_rows, to_rows
+from exporter.web import front
 from exporter.web.server import parse_address
 
 _ONCE_STOP_SECONDS = 0.5
@@ -85,6 +86,8 @@ def _flushed(status: int) -> int:
 def _daemon_options(options: argparse.Namespace) -> Options:
     for address in options.listen or ():
         parse_address(address)
+    if options.max_requests < 0:
+        raise InputError(f"--web.max-requests: found {options.max_requests}, expected 0 or more")
     path: str = options.telemetry_path
     reserved = path.startswith("/-/") or any(mark in path for mark in "{}?# ")
     if not path.startswith("/") or reserved:
@@ -96,6 +99,8 @@ def _daemon_options(options: argparse.Namespace) -> Options:
         lifecycle=options.lifecycle,
         sysfs=options.sysfs,
         procfs=options.procfs,
+        web_config_file=options.web_config_file,
+        max_requests=options.max_requests,
     )
 
 
@@ -314,7 +319,13 @@ def _environment(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    settings = load_settings(options.file)
-    fleets = f"{len(settings.fleets)} fleets" if len(settings.fleets) != 1 else "1 fleet"
-    print(f"{options.file}: valid, {fleets}")
+    if options.file is None and options.web_config_file is None:
+        raise InputError("check-config: expected a settings file, or --web.config.file=FILE")
+    if options.file is not None:
+        settings = load_settings(options.file)
+        fleets = f"{len(settings.fleets)} fleets" if len(settings.fleets) != 1 else "1 fleet"
+        print(f"{options.file}: valid, {fleets}")
+    if options.web_config_file is not None:
+        front.check(options.web_config_file)
+        print(f"{options.web_config_file}: valid web configuration")
     return 0

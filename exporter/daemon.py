@@ -23,6 +23,7 @@ from exporter.sampler import Sampler, Source
 from exporter.systemd import ServiceManager
 from exporter.telemetry import Transitions, status
 from exporter.web import app, server
+from exporter.web.front import Front
 
 log = logging.getLogger("exporter.daemon")
 
@@ -46,6 +47,8 @@ class Options(NamedTuple):
     lifecycle: bool = False
     sysfs: str = "/sys"
     procfs: str = "/proc"
+    web_config_file: str | None = None
+    max_requests: int = 0
 
 
 def load_settings(path: str | None) -> Settings:
@@ -219,14 +222,21 @@ class Daemon:
 
     async def run(self) -> None:
         """Start, serve, stop. Raises :class:`ExporterError` when it cannot start."""
+        front = Front(
+            self._options.web_config_file,
+            telemetry_path=self.telemetry_path,
+            max_requests=self._options.max_requests,
+        )
         sockets = self._listen()
         self._spawn(self._manager.feed_watchdog())
+        if self._options.web_config_file is not None:
+            self._spawn(front.follow())
         await self.reload()
         self._install_signals()
-        http = server.Server(app.create(self))
+        http = server.Server(app.create(self), front)
         serving = asyncio.create_task(http.serve(sockets))
         for address in server.addresses(sockets):
-            url = None if address.startswith("unix:") else f"http://{address}/"
+            url = None if address.startswith("unix:") else f"http{'s' if front.tls else ''}://{address}/"
             fields = {"address": address, "url": url, "version": __version__}
             log.info("listening", extra={"fields": fields})
         self._spawn(self._warm_up())

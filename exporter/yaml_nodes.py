@@ -19,21 +19,21 @@ MAX_NODES = 100_000  # YAML nodes composed, and visited: an alias is visited ane
 MAX_DEPTH = 50  # levels; the settings need 4, and PyYAML's recursion would use up Python's stack at some hundreds
 
 
-def read(path: str) -> str:
-    """The text of a file of at most :data:`MAX_BYTES`, in UTF-8; raises :class:`ConfigError`."""
-    return _decoded(_bytes_of(path), path)
+def read(path: str, what: str = "settings file") -> str:
+    """The text of a file of at most :data:`MAX_BYTES`, in UTF-8; raises :class:`ConfigError` on a ``what``."""
+    return _decoded(_bytes_of(path, what), path, what)
 
 
-def _bytes_of(path: str) -> bytes:
+def _bytes_of(path: str, what: str) -> bytes:
     try:
         return read_regular(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path itself
-        raise ConfigError(path, f"cannot read the settings file: {getattr(error, 'strerror', error)}") from error
+        raise ConfigError(path, f"cannot read the {what}: {getattr(error, 'strerror', error)}") from error
 
 
-def _decoded(data: bytes, path: str) -> str:
+def _decoded(data: bytes, path: str, what: str) -> str:
     if len(data) > MAX_BYTES:
-        raise ConfigError(path, f"expected a settings file of at most {MAX_BYTES} bytes, found a larger one")
+        raise ConfigError(path, f"expected a {what} of at most {MAX_BYTES} bytes, found a larger one")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

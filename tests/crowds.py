@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from exporter.web import connections
+from exporter.web import doors
 
 ASK = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -85,7 +85,7 @@ def slow_readers(crowd: Crowd) -> None:
 
 def many_slow_readers(crowd: Crowd) -> None:
     """As many as there are places, and more."""
-    crowd.connect(connections.MAX_CONNECTIONS + 100, ASK * 200, received=1024)
+    crowd.connect(doors.MAX_CONNECTIONS + 100, ASK * 200, received=1024)
 
 
 def silent(crowd: Crowd) -> None:
@@ -95,7 +95,7 @@ def silent(crowd: Crowd) -> None:
 
 def more_silent(crowd: Crowd) -> None:
     """More silent clients than there are places, and each that is turned away comes back."""
-    crowd.connect(connections.MAX_CONNECTIONS + 300)
+    crowd.connect(doors.MAX_CONNECTIONS + 300)
 
     def again() -> None:
         for connection in list(crowd.sockets):
@@ -119,7 +119,7 @@ def _is_closed(connection: socket.socket) -> bool:
 def a_byte_a_second(crowd: Crowd) -> None:
     """A request that comes a byte a second, on more connections than there are places."""
     rest = iter(ASK)
-    crowd.connect(connections.MAX_CONNECTIONS + 100, bytes([next(rest)]))
+    crowd.connect(doors.MAX_CONNECTIONS + 100, bytes([next(rest)]))
 
     def say() -> None:
         byte = bytes([next(rest)])
@@ -130,7 +130,7 @@ def a_byte_a_second(crowd: Crowd) -> None:
 
 def idle(crowd: Crowd) -> None:
     """More clients than there are places, each of which has had a page and keeps its connection."""
-    for _ in range(connections.MAX_CONNECTIONS + 100):
+    for _ in range(doors.MAX_CONNECTIONS + 100):
         (connection,) = crowd.connect(1, b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
         connection.setblocking(True)
         connection.settimeout(10)

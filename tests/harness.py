@@ -198,8 +198,15 @@ class Prometheus:
     """A real Prometheus that scrapes its targets every second or as told, and evaluates rules as often."""
 
     def __init__(
-        self, program: str, directory: Path, *targets: Target, rules: Sequence[Path] = (), interval: str = "1s"
+        self,
+        program: str,
+        directory: Path,
+        *targets: Target,
+        rules: Sequence[Path] = (),
+        interval: str = "1s",
+        more: Mapping[str, Any] | None = None,
     ) -> None:
+        """``more`` stands in the configuration of each job."""
         jobs: dict[str, list[dict[str, Any]]] = {}
         for target in targets:
             labels = {"instance": target.instance} if target.instance else {}
@@ -207,7 +214,9 @@ class Prometheus:
         config = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
             "rule_files": [str(path) for path in rules],
-            "scrape_configs": [{"job_name": job, "static_configs": statics} for job, statics in jobs.items()],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": statics, **(more or {})} for job, statics in jobs.items()
+            ],
         }
         path = directory / "prometheus.json"
         path.write_text(json.dumps(config), encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
 from exporter.errors import CouldNot, InputError
-from exporter.web import connections, server
+from exporter.web import connections, doors, server
 from exporter.web.app import deadline
 from exporter.web.exposition import accepts_gzip
 from exporter.web.server import parse_address
@@ -174,7 +174,7 @@ def test_silent_clients_cost_nobody_a_page(daemon: Daemon) -> None:
 
 def test_the_cap_on_connections_holds(daemon: Daemon) -> None:
     """Over the cap the clients that have been silent for longest are closed, and the newest is served."""
-    held = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(connections.MAX_CONNECTIONS)]
+    held = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(doors.MAX_CONNECTIONS)]
     try:
         time.sleep(0.5)
         assert daemon.request("/-/healthy").status == 200

@@ -1,50 +1,51 @@
-"""Who is let in, for how long, and who has to go when there are more than there are places.
-
-A connection has its place from the moment that it is accepted. While all places are taken, whoever comes waits in the
-kernel's queue, where that costs this process nothing, until somebody leaves, or is made to leave: of those that nobody
-would miss, the one with the least claim; and where there is none of these, somebody's next answer is the last. Nobody
-who waits for a page is ever made to leave.
-"""
+"""One connection: what it does, for how long it may, and what is answered on it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
-import resource
 import socket
-from collections import Counter
-from collections.abc import Collection
-from typing import Any
+import ssl
+from typing import Any, Protocol
 
 import h11
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-log = logging.getLogger("exporter.web")
-
-# A connection costs some 10 KiB, and at most 50 KiB more when its client misbehaves; with TLS 300 KiB.
-MAX_CONNECTIONS, MAX_TLS_CONNECTIONS = 512, 64
 MAX_HEAD_BYTES = 16 * 1024
 HEAD_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
 GRACEFUL_SECONDS = 2.0
 _LAST_HEAD_SECONDS = 0.5
 _LAST_ANSWER_SECONDS = GRACEFUL_SECONDS - 0.1
-_LOOK_AGAIN_SECONDS = 0.005
-_ACCEPT_AGAIN_SECONDS = 0.1
-
-# What a connection does that may have to go, the least claim first, and for how long it may do so undisturbed: clients
-# that behave send all of a request with their first words, and the kernel keeps a page for those who read it slowly.
-_ASKING, _READING, _IDLE = range(3)
-_UNDISTURBED_SECONDS = {_ASKING: 0.1, _READING: 0.5, _IDLE: 0.0}
-# Of those who have not finished asking one in so many goes at a time.
-_SHARE = 16
 _CLOSE = (b"connection", b"close")
-# How many are let in before those who are inside are heard again.
-_TOGETHER = 16
+
+ASKING, READING, IDLE = range(3)
+"""What a connection does that may have to go, the least claim first."""
+
+
+class Front(Protocol):
+    """Who is let in."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What new connections are encrypted by; None: not at all."""
+
+    def permits(self, certificate: Any) -> bool:
+        """Whether a client with this certificate, which has been verified, may ask."""
+
+
+class Configuration(uvicorn.Config):
+    """uvicorn's, and who is let in."""
+
+    def __init__(self, app: ASGIApp, front: Front, **more: Any) -> None:
+        super().__init__(app, **more)
+        self.front = front
+
+
+_FORBIDDEN = PlainTextResponse("The certificate's names are none of those that are allowed.\n", 403)
 
 
 class GuardedProtocol(H11Protocol):
@@ -54,9 +55,10 @@ class GuardedProtocol(H11Protocol):
     waited for: a request that has announced one is answered, and its connection closed.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, connection: socket.socket, peer: str) -> None:
+    def __init__(self, config: Configuration, state: ServerState, connection: socket.socket, peer: str) -> None:
         """``connection`` has been accepted from the host ``peer``, and is one of the server's from now on."""
         super().__init__(config, state, {})
+        self._front = config.front
         self.peer, self.came = peer, self.loop.time()
         self.since = self.came
         self.is_last = False  # the answer to the next request
@@ -78,6 +80,8 @@ class GuardedProtocol(H11Protocol):
         """Wait for a request. No byte of an answer is kept here that the kernel takes, so that who reads is known."""
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.is_open = True
+        if not self._front.permits(transport.get_extra_info("peercert")):
+            self.app = _FORBIDDEN
         transport.set_write_buffer_limits(1)  # at 0, what is under TLS never goes on
         self._wait_for_head(_LAST_HEAD_SECONDS if self.is_last else HEAD_SECONDS)
 
@@ -184,12 +188,12 @@ class GuardedProtocol(H11Protocol):
     def claim(self) -> int | None:
         """What it does, where that is no reason to keep it; None while it waits for an answer, or goes by itself."""
         if not self.is_open:
-            return _ASKING
+            return ASKING
         if self.flow.write_paused:
-            return _READING
+            return READING
         if self._answering or self.transport.is_closing():
             return None
-        return _ASKING if self._head_timer is not None else _IDLE
+        return ASKING if self._head_timer is not None else IDLE
 
     def is_silent(self) -> bool:
         """Whether the kernel has nothing from it that is yet to be read."""
@@ -204,16 +208,6 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
-
-
-def served_last(connections: Collection[Any]) -> None:
-    """Where nobody has to go, since all ask again as soon as they are answered: the next answer is the last that one
-    gets, of the host that has most connections, and who has been there for longest.
-    """
-    places = Counter(each.peer for each in connections)
-    found = [each for each in connections if not each.is_last]
-    if found:
-        max(found, key=lambda each: (places[each.peer], -each.came)).is_last = True
 
 
 class _Joining:
@@ -240,119 +234,3 @@ class _Joining:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-def least_claims(connections: Collection[Any], now: float) -> list[GuardedProtocol]:
-    """The connections that have to go, at least one; none where each may still be undisturbed for a moment.
-
-    First some of those that have not finished asking, since more of these will come; where there are none a slow
-    reader, and then an idle one. Of each, that of the host which has most connections, and which has been at it for
-    longest.
-    """
-    places = Counter(each.peer for each in connections)
-    for claim, undisturbed in _UNDISTURBED_SECONDS.items():
-        found = [each for each in connections if each.claim == claim]
-        if found:
-            found.sort(key=lambda each: (-places[each.peer], each.since))
-            over = (each for each in found if now - each.since >= undisturbed)
-            go = (each for each in over if claim == _READING or each.is_silent())
-            return list(itertools.islice(go, 1 + len(found) // _SHARE if claim == _ASKING else 1))
-    return []
-
-
-class Door:
-    """Lets in whoever comes to one listening socket, while there is a place."""
-
-    def __init__(self, config: uvicorn.Config, state: ServerState, listening: socket.socket) -> None:
-        """Places are counted over all doors with the same ``state``."""
-        self._config, self._state, self._socket = config, state, listening
-        self._loop = asyncio.get_running_loop()
-        self._places = _places(tls=config.ssl is not None)
-        self._opening: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
-        self._refused = False
-        self._listen()
-
-    def close(self) -> None:
-        """Lets nobody in any more, but for those who are at the door."""
-        self._let_in()
-        self._loop.remove_reader(self._socket)
-        if self._again is not None:
-            self._again.cancel()
-
-    async def wait_closed(self) -> None:
-        """Returns when nobody comes in any more."""
-        if self._opening:
-            await asyncio.wait(self._opening)
-
-    def _listen(self) -> None:
-        self._again = None
-        self._loop.add_reader(self._socket, self._let_in)
-
-    def _pause(self, seconds: float) -> None:
-        """Whoever comes meanwhile waits in the kernel's queue."""
-        if self._again is None:
-            self._loop.remove_reader(self._socket)
-            self._again = self._loop.call_later(seconds, self._listen)
-
-    def _let_in(self) -> None:
-        """Some of those who have come: the others have their turn when those who are inside have been heard."""
-        for _ in range(_TOGETHER):
-            if not self._has_place():
-                return
-            try:
-                connection, address = self._socket.accept()
-            except BlockingIOError:
-                return  # there is nobody
-            except ConnectionError:
-                continue  # it has left the queue already
-            except OSError as error:
-                if not self._refused:
-                    log.warning("no connection can be accepted", extra={"fields": {"error": error.strerror}})
-                self._refused = True
-                self._pause(_ACCEPT_AGAIN_SECONDS)
-                return
-            self._refused = False
-            self._take(connection, address[0] if isinstance(address, tuple) else "")
-
-    def _take(self, connection: socket.socket, peer: str) -> None:
-        connection.setblocking(False)
-        protocol = GuardedProtocol(self._config, self._state, connection, peer)
-        protocol.opening = opening = self._loop.create_task(self._open(protocol, connection))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-
-    def _has_place(self) -> bool:
-        """Whether there is one; else room is made, and looked for again. Also those who have left are counted until
-        what was made for them is: nothing else would bound that.
-        """
-        inside = len(self._state.connections)
-        if inside < self._places and len(self._state.tasks) < self._places:
-            return True
-        go = least_claims(self._state.connections, self._loop.time()) if inside >= self._places else []
-        for each in go:
-            each.leave()
-        if inside >= self._places and not go:
-            served_last(self._state.connections)
-        self._pause(0 if go else _LOOK_AGAIN_SECONDS)
-        return False
-
-    async def _open(self, protocol: GuardedProtocol, connection: socket.socket) -> None:
-        """With TLS this lasts until the handshake is over, which has as long as a request's head."""
-        tls = self._config.ssl
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=HEAD_SECONDS if tls else None
-            )
-        except (OSError, asyncio.CancelledError):
-            with contextlib.suppress(OSError):
-                connection.close()
-        if not protocol.is_open:
-            self._state.connections.discard(protocol)
-
-
-def _places(*, tls: bool) -> int:
-    """How many connections there may be at once: half of the descriptors are for everything else."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = MAX_TLS_CONNECTIONS if tls else MAX_CONNECTIONS
-    return most if descriptors == resource.RLIM_INFINITY else max(1, min(most, descriptors // 2))

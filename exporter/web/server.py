@@ -13,7 +13,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exporter.errors import CouldNot, InputError
-from exporter.web.connections import GRACEFUL_SECONDS, MAX_HEAD_BYTES, Door
+from exporter.web.connections import GRACEFUL_SECONDS, MAX_HEAD_BYTES, Configuration
+from exporter.web.doors import Door
+from exporter.web.front import Front
 
 _KEEP_ALIVE_SECONDS = 30
 # Who waits there to be accepted costs this process nothing.
@@ -107,31 +109,32 @@ def _oversize(scope: Scope) -> PlainTextResponse | None:
 class Server(uvicorn.Server):
     """uvicorn with our doors, and without its own signal handlers: the daemon decides when to stop."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, front: Front) -> None:
         self._stopping = asyncio.Event()
-        super().__init__(
-            uvicorn.Config(
-                limited(app),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                backlog=_BACKLOG,
-                server_header=False,
-                proxy_headers=False,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(GRACEFUL_SECONDS),
-            )
+        self._configuration = Configuration(
+            limited(front.guard(app)),
+            front,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            backlog=_BACKLOG,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(GRACEFUL_SECONDS),
         )
+        super().__init__(self._configuration)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Opens a door on each of the sockets, which listen already."""
         for each in sockets or ():
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)  # which what it accepts inherits
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
-        self.servers = [Door(self.config, self.server_state, each) for each in sockets or ()]  # type: ignore[misc]
+        doors = [Door(self._configuration, self.server_state, each) for each in sockets or ()]
+        self.servers = doors  # type: ignore[assignment]
         self.started = True
 
     async def main_loop(self) -> None:

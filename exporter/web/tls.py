@@ -1,0 +1,119 @@
+"""TLS: from settings to what OpenSSL serves by, and what a client is told when it cannot be served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+from exporter.errors import ConfigError
+from exporter.web.settings import CIPHER_SUITES, TlsSettings
+
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+_VERIFY = {
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_HANDSHAKE = 0x16
+
+NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+"""The answer to who speaks HTTP where TLS is spoken."""
+
+
+def context(settings: TlsSettings, path: str) -> ssl.SSLContext:
+    """What connections are encrypted by. ``path`` is the file to name in a :class:`ConfigError`."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.sslobject_class = _Telling
+    made.minimum_version, made.maximum_version = _VERSIONS[settings.min_version], _VERSIONS[settings.max_version]
+    made.set_alpn_protocols(["http/1.1"])
+    if not settings.prefer_server_cipher_suites:
+        made.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    _set_ciphers(made, settings)
+    with (
+        _complaints(path, "tls_server_config.cert_file", settings.cert_file, settings.key_file),
+        _as_file(settings.cert_file, settings.cert) as cert,
+        _as_file(settings.key_file, settings.key) as key,
+    ):
+        made.load_cert_chain(cert, key, password=lambda: b"")  # or the password would be asked for at the terminal
+    if settings.client_auth_type in _VERIFY:
+        made.verify_mode = _VERIFY[settings.client_auth_type]
+        with _complaints(path, "tls_server_config.client_ca_file", settings.client_ca_file):
+            made.load_verify_locations(settings.client_ca_file or None, cadata=settings.client_ca or None)
+            if not made.get_ca_certs() and not made.cert_store_stats()["x509"]:
+                raise ConfigError(path, "expected certificates, found none", None, "tls_server_config.client_ca_file")
+    return made
+
+
+def _set_ciphers(made: ssl.SSLContext, settings: TlsSettings) -> None:
+    if settings.cipher_suites:
+        older = [CIPHER_SUITES[suite] for suite in settings.cipher_suites if CIPHER_SUITES[suite]]
+        if older:
+            made.set_ciphers(":".join(older))
+        else:
+            made.minimum_version = ssl.TLSVersion.TLSv1_3
+    for curve in settings.curve_preferences:
+        made.set_ecdh_curve(_CURVES[curve])
+
+
+@contextlib.contextmanager
+def _complaints(path: str, key: str, *files: str) -> Iterator[None]:
+    """OpenSSL's and the system's errors in words that name the files."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        named = " and ".join(file for file in files if file) or "the text in place"
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise ConfigError(path, f"{named}: expected PEM that goes together, found: {reason}", None, key) from error
+    except OSError as error:
+        found = next((file for file in files if file and not os.access(file, os.R_OK)), files[0])
+        raise ConfigError(path, f"{found}: cannot be read: {error.strerror}", None, key) from error
+    except ValueError as error:  # a NUL in a path
+        raise ConfigError(path, f"cannot be read: {error}", None, key) from error
+
+
+@contextlib.contextmanager
+def _as_file(path: str, text: str) -> Iterator[str]:
+    """A file's path, or that of a file in memory with the text, since OpenSSL's loaders take files alone."""
+    if path:
+        yield path
+        return
+    descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+class _Telling(ssl.SSLObject):
+    """An encryption that says why it fails. asyncio ends a connection whose handshake fails without sending the alert
+    that OpenSSL has written; it sends what is written whenever more of the client is wanted. So a failure says that
+    first, and ends the connection when the client answers, or its time for the handshake is over.
+    """
+
+    _failure: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """As ever, but for the alert."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self._failure = error
+            raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the alert is to be sent") from error
+
+
+def begins_tls(first: bytes) -> bool:
+    """Whether a connection's first byte is that of a handshake."""
+    return first[:1] == bytes([_HANDSHAKE])
+
+
+def names(certificate: Any) -> frozenset[str]:
+    """The alternative names of a client's certificate, as ``getpeercert`` has it: hosts, addresses, e-mail and URIs."""
+    return frozenset(value for kind, value in (certificate or {}).get("subjectAltName", ()) if isinstance(value, str))
