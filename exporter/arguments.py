@@ -100,6 +100,10 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check-config", help="check a settings file, a web configuration or both, and exit")
     check.add_argument("file", metavar="FILE", nargs="?", help="a settings file")
     check.add_argument(
-        "--web.config.file", dest="web_config_file", metavar="FILE", help="a web configuration", **behind
+        "--web.config.file",
+        dest="web_config_file",
+        metavar="FILE",
+        help="a web configuration",
+        default=argparse.SUPPRESS,  # or one before the command would be forgotten
     )
     return top

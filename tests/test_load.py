@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import uvicorn
+from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
-from exporter.web import connections
+from exporter.web import connections, doors
+from exporter.web.front import Front
 from tests.crowds import (
     ASK,
     ATTACKS,
@@ -176,7 +177,7 @@ def test_clients_that_behave_have_nothing_of_those_that_do_not(daemon: Daemon, a
     with unharmed(daemon, attack.__name__, seconds), Crowd(daemon.port) as crowd:
         attack(crowd)
         time.sleep(3)
-        assert descriptors(daemon) < connections.MAX_CONNECTIONS + 50
+        assert descriptors(daemon) < doors.MAX_CONNECTIONS + 50
 
 
 # --- what each limit does
@@ -229,13 +230,13 @@ def test_a_hundred_scrapers_at_once_are_all_served(daemon: Daemon) -> None:
 def test_more_scrapers_than_places_are_all_served(daemon: Daemon) -> None:
     """Who has had its page and keeps the connection makes room for who has not; nobody is refused one."""
     held = []
-    for _ in range(connections.MAX_CONNECTIONS + 200):
+    for _ in range(doors.MAX_CONNECTIONS + 200):
         connection = socket.create_connection(("127.0.0.1", daemon.port), timeout=20)
         connection.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
         held.append(connection)
     try:
         assert all(connection.recv(12) == b"HTTP/1.1 200" for connection in held)
-        assert descriptors(daemon) < connections.MAX_CONNECTIONS + 50
+        assert descriptors(daemon) < doors.MAX_CONNECTIONS + 50
     finally:
         for connection in held:
             connection.close()
@@ -314,12 +315,12 @@ def test_who_has_asked_already_is_not_sent_away() -> None:
     """Of two connections that nothing was read from for a while, the one whose request waits in the kernel stays."""
 
     async def sent_away() -> list[bool]:
-        config, state = uvicorn.Config(app=lambda: None), ServerState()
+        config, state = connections.Configuration(PlainTextResponse(), Front()), ServerState()
         pairs = [socket.socketpair() for _ in range(2)]
         pairs[1][1].sendall(ASK)
         for ours, _ in pairs:
             connections.GuardedProtocol(config, state, ours, "host")
-        found = connections.least_claims(state.connections, asyncio.get_running_loop().time() + 1)
+        found = doors.least_claims(state.connections, asyncio.get_running_loop().time() + 1)
         silent_ones = [each.is_silent() for each in found]
         for pair in pairs:
             for end in pair:
@@ -336,7 +337,7 @@ def test_one_address_does_not_take_all_places(daemon: Daemon) -> None:
     quiet.getresponse().read()
     crowd = []
     try:
-        for _ in range(connections.MAX_CONNECTIONS + 50):
+        for _ in range(doors.MAX_CONNECTIONS + 50):
             greedy = socket.create_connection(("127.0.0.1", daemon.port), timeout=10, source_address=("127.0.0.2", 0))
             crowd.append(greedy)
             greedy.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
