@@ -24,7 +24,7 @@ LIVE := $(if $(DESTDIR),false,test -d /run/systemd/system)
 .PHONY: demo run test lint format bench soak docs pictures cluster clean install uninstall deb
 
 demo: $(VENV)/.installed
-	@echo "A simulated host with four cards. Open http://$(ADDRESS)/metrics, and stop with Control-C."
+	@echo "A simulated host with four cards. Open http://$(ADDRESS)/, and stop with Control-C."
 	@exec $(BIN)/gpu-fleet-exporter --config.file=docs/demo.yaml --web.listen-address=$(ADDRESS)
 
 run: $(VENV)/.installed-all
@@ -55,10 +55,13 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
 	$(BIN)/python -m tests.masks_page
 	$(BIN)/python -m tests.runbook_page
+	$(BIN)/python -m tests.schema_page > docs/fleets.schema.json
 	$(BIN)/python -m grafana.source
 
-# The dashboards as Grafana's own components draw them, from six minutes of `make demo`. Needs prometheus, chromium and npm.
+# The exporter's page, and the dashboards as Grafana's own components draw them, from six minutes of `make demo`. Needs
+# prometheus, chromium and npm.
 pictures: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.page_pictures
 	$(BIN)/python -m tests.pictures
 
 # 250 and then 500 simulated hosts behind one process, scraped by a real Prometheus, for some minutes; prints figures as those of
@@ -77,7 +80,7 @@ install:
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)' systemd/process-fleets.conf systemd/intel-pmu.conf
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man1' docs/$(NAME).1
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)' README.md CHANGELOG.md config.example.yaml
-	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs' docs/*.md docs/*.json
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/doc/$(NAME)/docs/pictures' docs/pictures/*.png
 	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/*.yaml prometheus/*.json
 	install -D -m 755 -t '$(DESTDIR)$(PREFIX)/share/$(NAME)/prometheus' prometheus/slurm-targets.sh

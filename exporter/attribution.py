@@ -23,7 +23,8 @@ def attribute(
     outcomes: Iterable[VendorOutcome], mappings: tuple[FleetMapping, ...], backends: tuple[BackendStatus, ...]
 ) -> Snapshot:
     """One cycle's values put on the devices and the fleets that they belong to."""
-    samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
+    answered = [outcome for outcome in outcomes if outcome.sample is not None]
+    samples = [outcome.sample for outcome in answered if outcome.sample is not None]
     inventory = Inventory(tuple(device for sample in samples for device in sample.devices))
     states = {entry.key: entry.state for sample in samples for entry in sample.states}
     readings: dict[DeviceKey, dict[str, float]] = {}
@@ -45,6 +46,7 @@ def attribute(
         pending=tuple(sample.vendor for sample in samples if sample.pending),
         mappings=mappings,
         bindings=bindings,
+        asked=min((outcome.asked for outcome in answered), default=0.0),
     )
 
 
@@ -72,6 +74,14 @@ def _bindings(mappings: Iterable[FleetMapping], inventory: Inventory) -> Iterabl
 
 def _bindings_of(mapping: FleetMapping, devices: Iterable[Resolved], inventory: Inventory) -> Iterable[Binding]:
     for resolved in devices:
-        device = inventory.find(resolved.key)
-        if device is not None and not (resolved.uuid and device.uuid and resolved.uuid != device.uuid):
+        device = device_of(resolved, inventory)
+        if device is not None:
             yield Binding(mapping.fleet, mapping.runtime, resolved.fleet_index, resolved.evidence, device)
+
+
+def device_of(resolved: Resolved, inventory: Inventory) -> Device | None:
+    """The device that an ordinal was bound to, as it is now; None where the host does not have it any more."""
+    device = inventory.find(resolved.key)
+    if device is not None and resolved.uuid and device.uuid and resolved.uuid != device.uuid:
+        return None
+    return device

@@ -144,7 +144,7 @@ def _vendors(settings: Settings) -> Sequence[str]:
 
 
 class Daemon:
-    """Serves until told to stop. It is the :class:`exporter.web.app.Site` of its pages."""
+    """Serves until told to stop. It is the :class:`exporter.web.site.Site` of its pages."""
 
     def __init__(self, options: Options, environ: Mapping[str, str], manager: ServiceManager) -> None:
         self._options, self._manager = options, manager

@@ -340,6 +340,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     ``incomplete`` names the vendors whose inventory is known to lack a card, ``pending`` those whose counters give
     values from the next cycle on. ``fleets`` are those of the cycle, ``left_out`` is how many there are beyond them.
+    ``asked`` is when the first of its backends that answered was asked, as :class:`VendorOutcome` has it; 0 where none
+    did.
     """
 
     backends: tuple[BackendStatus, ...]
@@ -353,3 +355,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     bindings: tuple[Binding, ...]
     fleets: tuple[Fleet, ...] = ()
     left_out: int = 0
+    asked: float = 0.0

@@ -94,8 +94,20 @@ _LONGEST = 200
 
 def _shown(text: str) -> str:
     """A text from anywhere, on one line and without effect on a terminal; a long one without its middle."""
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+    return visible(shortened(text))
+
+
+def shortened(text: str) -> str:
+    """A text from anywhere; a long one without its middle."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+
+
+def visible(text: str) -> str:
+    """The text, with what has no look of its own as a backslash and a number: controls, marks that turn the direction
+    of writing, bytes that are no UTF-8.
+    """
+    if text.isprintable():
+        return text
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )

@@ -1,45 +1,23 @@
-"""The pages: metrics, a landing page, health, readiness, and the reload call."""
+"""The pages: metrics, the page for people and the same as JSON, health, readiness, and the reload call."""
 
 from __future__ import annotations
 
-import html
 import math
-from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from exporter import __version__
-from exporter.collectors import ReloadStatus
 from exporter.errors import ExporterError
-from exporter.model import Snapshot
+from exporter.web import people
 from exporter.web.exposition import Exposition
+from exporter.web.site import Site
 
 # Kept for the way back to the scraper, out of the timeout that it announces.
 _OFFSET_SECONDS = 0.5
 _LEAST_SECONDS = 0.2
 _TIMEOUT_HEADER = "x-prometheus-scrape-timeout-seconds"
-
-
-class Site(Protocol):
-    """What the pages need of the daemon."""
-
-    telemetry_path: str
-    lifecycle: bool
-    reload_status: ReloadStatus
-    ready: bool
-
-    @property
-    def deadline_seconds(self) -> float:
-        """The settings' upper bound of a scrape's wait."""
-
-    async def snapshot(self, within_seconds: float) -> Snapshot:
-        """The host's state now, within that time."""
-
-    async def reload(self) -> None:
-        """Load the settings anew; raises :class:`ExporterError` and keeps the old ones when that fails."""
 
 
 def deadline(header: str | None, most: float) -> float:
@@ -70,9 +48,6 @@ def create(site: Site) -> Starlette:
         kept = {"content-type": page.content_type, "vary": "Accept, Accept-Encoding"}
         return Response(page.body, headers=kept | ({"content-encoding": "gzip"} if page.gzipped else {}))
 
-    async def landing(_: Request) -> Response:
-        return HTMLResponse(_landing(site), headers={"content-security-policy": "default-src 'none'"})
-
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("gpu-fleet-exporter is healthy.\n")
 
@@ -95,28 +70,8 @@ def create(site: Site) -> Starlette:
         Route("/-/healthy", healthy),
         Route("/-/ready", ready),
         Route("/-/reload", reload, methods=["POST", "PUT"]),
+        *people.routes(site),
     ]
-    if site.telemetry_path != "/":
-        routes.append(Route("/", landing))
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
     return app
-
-
-def _landing(site: Site) -> str:
-    path = html.escape(site.telemetry_path, quote=True)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>GPU fleet exporter</title></head>
-<body>
-<h1>GPU fleet exporter</h1>
-<p>Version {html.escape(__version__)}. Each reading with the number that the workload uses and the number that the host
-uses.</p>
-<ul>
-<li><a href="{path}">Metrics</a></li>
-<li><a href="/-/healthy">Health</a></li>
-<li><a href="/-/ready">Readiness</a></li>
-</ul>
-</body>
-</html>
-"""

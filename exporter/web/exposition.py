@@ -104,7 +104,12 @@ def _without_samples(metric: Metric) -> Metric:
 
 
 def _page(body: bytes, content_type: str, zipped: bool) -> Page:
-    return Page(gzip.compress(body, _GZIP_LEVEL, mtime=0) if zipped else body, content_type, zipped)
+    return Page(compressed(body) if zipped else body, content_type, zipped)
+
+
+def compressed(body: bytes) -> bytes:
+    """The body, gzipped."""
+    return gzip.compress(body, _GZIP_LEVEL, mtime=0)
 
 
 def accepts_gzip(encodings: str) -> bool:
