@@ -25,7 +25,7 @@ def _serving(parser: argparse.ArgumentParser, **more: Any) -> None:
         dest="listen",
         metavar="ADDRESS",
         action="append",
-        help="HOST:PORT or :PORT to serve on, repeatable (:10420, or the sockets of systemd)",
+        help="HOST:PORT, :PORT, unix:/PATH or unix:@NAME to serve on, repeatable (:10420, or the sockets of systemd)",
         **more,
     )
     parser.add_argument(
@@ -95,7 +95,10 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--pid", metavar="PID", type=int, help="a process, instead of the settings' fleets")
     explain.add_argument("--all", action="store_true", help="the settings' fleets, and every process that uses a GPU")
-    for command in (serve, once, inventory, explain):
+    doctor = commands.add_parser("doctor", help="look for what keeps readings from the page, and print what to do")
+    _serving(doctor, **behind)
+    doctor.add_argument("--format", choices=("text", "json"), default="text")
+    for command in (serve, once, inventory, explain, doctor):
         _common(command, **behind)
     check = commands.add_parser("check-config", help="check a settings file, a web configuration or both, and exit")
     check.add_argument("file", metavar="FILE", nargs="?", help="a settings file")

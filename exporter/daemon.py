@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -227,7 +228,10 @@ class Daemon:
             telemetry_path=self.telemetry_path,
             max_requests=self._options.max_requests,
         )
-        sockets = self._listen()
+        with contextlib.ExitStack() as opened:
+            await self._serve(front, self._listen(opened))
+
+    async def _serve(self, front: Front, sockets: list[socket.socket]) -> None:
         self._spawn(self._manager.feed_watchdog())
         if self._options.web_config_file is not None:
             self._spawn(front.follow())
@@ -249,12 +253,14 @@ class Daemon:
         await self._host.stop(_STOP_SECONDS)
         log.info("stopped")
 
-    def _listen(self) -> list[socket.socket]:
-        """The service manager's sockets, and those of the addresses that were asked for."""
+    def _listen(self, opened: contextlib.ExitStack) -> list[socket.socket]:
+        """The service manager's sockets, and those of the addresses that were asked for, which ``opened`` closes: the
+        file that a socket has made must not outlive it.
+        """
         handed = self._manager.sockets
         default = () if handed else (f":{PORT}",)
         bound = (each for address in self._options.listen_addresses or default for each in server.listen(address))
-        return [*handed, *bound]
+        return [*handed, *(opened.enter_context(each) for each in bound)]
 
     async def _warm_up(self) -> None:
         """The first cycle starts the workers and binds the fleets, so that the first scrape finds both done."""

@@ -28,7 +28,7 @@ def inventory_table(devices: Iterable[Device], states: Mapping[DeviceKey, State]
             device.pci_bus_id,
             device.partition or "-",
             device.uuid or "-",
-            _shown(device.name or "-"),
+            shown(device.name or "-"),
             _memory(device),
             states.get(device.key, "-"),
         )
@@ -52,7 +52,7 @@ def explain(
     are sentences on where what is known of it comes from.
     """
     told = outcome.told if isinstance(outcome, Inversion) else ()
-    lines = (f"  {_shown(line)}" for line in (*seen, *told))
+    lines = (f"  {shown(line)}" for line in (*seen, *told))
     return "".join(line + "\n" for line in (f"{fleet} ({runtime})", *lines, *_explained(outcome, inventory)))
 
 
@@ -73,7 +73,7 @@ def _explained(outcome: Inversion | Refusal, inventory: Inventory) -> Iterator[s
     if isinstance(outcome, Refusal):
         code = REFUSALS[outcome.code]
         yield f"  refused: {outcome.code}: {code.meaning}"
-        yield f"  found: {_shown(outcome.detail)}"
+        yield f"  found: {shown(outcome.detail)}"
         yield f"  to do: {code.advice}"
     elif not outcome.devices:
         yield "  no device is visible"
@@ -83,16 +83,16 @@ def _explained(outcome: Inversion | Refusal, inventory: Inventory) -> Iterator[s
 
 def _layer(layer: Layer) -> str:
     left = "refused" if layer.left is None else f"{layer.left} left"
-    stopped = f"; {_shown(layer.stopped)}" if layer.stopped else ""
+    stopped = f"; {shown(layer.stopped)}" if layer.stopped else ""
     if layer.text is None:
         return f"{layer.variable} is not set: {left}{stopped}"
-    return f"{layer.variable}='{_shown(layer.text)}': {left}{stopped}"
+    return f"{layer.variable}='{shown(layer.text)}': {left}{stopped}"
 
 
 _LONGEST = 200
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A text from anywhere, on one line and without effect on a terminal; a long one without its middle."""
     return visible(shortened(text))
 
@@ -128,7 +128,7 @@ def _device_lines(outcome: Inversion, inventory: Inventory) -> Iterator[str]:
             place = ("-", entry.pci_bus_id or "-", "-", "-")
         if entry is not None:
             name = f"{entry.name or '-'} (raw {entry.raw_position})"
-        rows.append((str(resolved.fleet_index), *place, _shown(name), str(resolved.evidence)))
+        rows.append((str(resolved.fleet_index), *place, shown(name), str(resolved.evidence)))
     yield from (f"  {line}" for line in table(rows).splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Fills the made part of ``docs/runbook.md``: ``python -m tests.runbook_page``."""
+"""Fills the made parts of ``docs/runbook.md``: ``python -m tests.runbook_page``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ import re
 import textwrap
 from pathlib import Path
 
+from exporter.faults import FAULTS, FaultReason
 from exporter.refusals import REFUSALS, RefusalCode
 
 PATH = Path(__file__).parent.parent / "docs" / "runbook.md"
 
 _CODE = re.compile(r"`[^`]+`")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_PART = re.compile(r"(<!-- refusals -->\n).*(<!-- /refusals -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- (refusals|faults) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+_ALERT = re.compile(r"\bGpu[A-Z]\w+")
+_PLACES = {"docs/installation.md": "[installation.md](installation.md#by-vendor)"}
 
 
 def page(text: str) -> str:
-    """The page's text with its made part as the code has it now."""
-    part = "\n\n".join(_section(code, entry) for code, entry in REFUSALS.items())
-    return _PART.sub(lambda match: f"{match[1]}\n{part}\n\n{match[2]}", text)
+    """The page's text with its made parts as the code has them now."""
+    refusals = "\n\n".join(_section(code, entry) for code, entry in REFUSALS.items())
+    rows = (_row(reason, entry) for reason, entry in FAULTS.items())
+    made = {"refusals": refusals, "faults": "\n".join(("| reason | meaning | what to do |", "|---|---|---|", *rows))}
+    return _PART.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n\n{match[3]}", text)
+
+
+def _row(reason: str, entry: FaultReason) -> str:
+    advice = _ALERT.sub(lambda match: f"[{match[0]}](#{match[0].lower()})", entry.advice)
+    for place, link in _PLACES.items():
+        advice = advice.replace(place, link)
+    return " | ".join((f"| `{reason}`", *(text.replace("|", "\\|") for text in (entry.meaning, advice)))) + " |"
 
 
 def _section(code: str, entry: RefusalCode) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,12 +64,14 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def owners() -> dict[str, set[str]]:
-    """The flags that one command alone takes, by command, and all others by :data:`EVERYWHERE`."""
+    """The flags that one command alone or two take, by these commands, and all others by :data:`EVERYWHERE`."""
     known = {name: flags(parser) for name, parser in commands().items()}
-    takers = Counter(flag for taken in known.values() for flag in taken)
-    own = {name: {flag for flag in taken if takers[flag] == 1} for name, taken in known.items()}
-    everywhere = (flags(arguments.parser()) | takers.keys()).difference(*own.values())
-    return {name: taken for name, taken in {EVERYWHERE: everywhere, **own}.items() if taken}
+    found: dict[str, set[str]] = {}
+    for flag in flags(arguments.parser()).union(*known.values()):
+        takers = [name for name, taken in known.items() if flag in taken]
+        heading = " and ".join(takers) if 1 <= len(takers) <= 2 else EVERYWHERE
+        found.setdefault(heading, set()).add(flag)
+    return found
 
 
 def test_every_command_is_described() -> None:
@@ -80,7 +81,7 @@ def test_every_command_is_described() -> None:
 
 
 def test_every_flag_is_described_under_the_command_that_takes_it() -> None:
-    """OPTIONS describes each long flag once, under the one command that takes it or under those of all commands."""
+    """OPTIONS describes each long flag once, under the commands that take it or under those of all commands."""
     described = {
         name: sorted(plain(flag) for head in heads(text) for flag in FLAG.findall(head))
         for name, text in parts(section("OPTIONS"), "SS").items()

@@ -190,8 +190,8 @@ def owner(pid):
 found = {
     "user": os.getuid(), "groups": sorted(os.getgroups()),
     "write": {folder: written(folder) for folder in
-              ("/", "/etc", "/usr", "/var", "/var/lib", "/opt", "/root", "/home", "/run", "/run/lock", "/dev",
-               "/dev/mqueue", "/dev/shm", "/tmp", "/var/tmp", os.environ["HOME"])},
+              ("/", "/etc", "/usr", "/var", "/var/lib", "/opt", "/root", "/home", "/run", "/run/lock",
+               "/run/gpu-fleet-exporter", "/dev", "/dev/mqueue", "/dev/shm", "/tmp", "/var/tmp", os.environ["HOME"])},
     "device": {path: opened(path) for path in DEVICES},
     "others": [pid for pid in os.listdir("/proc") if pid.isdigit() and owner(pid) != os.getuid()],
     "first": opened("/proc/1/stat", os.O_RDONLY), "meminfo": opened("/proc/meminfo", os.O_RDONLY),
@@ -257,11 +257,12 @@ def test_it_is_in_the_groups_of_the_device_files(machine: Machine, probed: dict[
     assert wanted < set(groups)
 
 
-def test_it_writes_in_its_state_folder_alone(machine: Machine, probed: dict[str, object]) -> None:
+def test_it_writes_in_its_own_folders_alone(machine: Machine, probed: dict[str, object]) -> None:
     """The system, the homes and other services' folders are read-only, or not there."""
     written = probed["write"]
     assert isinstance(written, dict)
     assert written.pop("/var/lib/gpu-fleet-exporter") == "done"
+    assert written.pop("/run/gpu-fleet-exporter") == "done"
     for own in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         assert written.pop(own) == "done"
         assert machine.host.run("ls", f"{own}/probe").returncode != 0  # its own, and gone with it
@@ -547,6 +548,90 @@ def test_the_flag_wants_a_socket(machine: Machine) -> None:
 _FLAGGED = """ExecStart=
 ExecStart=/usr/local/bin/gpu-fleet-exporter --config.file=${CONFIG} $OPTIONS $FLAG
 """
+
+
+_GET_BY_PATH = """
+import http.client, socket, sys
+connection = http.client.HTTPConnection("localhost", timeout=20)
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect("/run/gpu-fleet-exporter/metrics.sock")
+connection.request("GET", "/-/healthy")
+sys.stdout.write(connection.getresponse().read().decode())
+"""
+
+
+def test_a_socket_in_its_folder_is_for_root_and_its_group(machine: Machine) -> None:
+    """As docs/installation.md says: a proxy's user in the service's group may connect, others may not."""
+    host = machine.host
+    machine.settle()
+    place = "/run/gpu-fleet-exporter/metrics.sock"
+    host.write(f"{DROP_INS}/path.conf", f"[Service]\nEnvironment=FLAG=--web.listen-address=unix:{place}\n{_FLAGGED}")
+    host.do("systemctl", "daemon-reload")
+    host.do("systemctl", "restart", UNIT)
+    owned = "gpu-fleet-exporter gpu-fleet-exporter"
+    assert host.do("stat", "--format=%a %U %G", place, "/run/gpu-fleet-exporter") == f"660 {owned}\n750 {owned}\n"
+    ask = ("python3", "-c", _GET_BY_PATH)
+    assert host.do(*ask) == "gpu-fleet-exporter is healthy.\n"
+    group = ("setpriv", "--reuid=www-data", "--regid=www-data")
+    assert "Permission denied" in host.run(*group, "--clear-groups", *ask).stderr
+    assert host.do(*group, "--groups=gpu-fleet-exporter", *ask) == "gpu-fleet-exporter is healthy.\n"
+    host.do("systemctl", "stop", UNIT)
+    assert host.run("test", "-e", "/run/gpu-fleet-exporter").returncode != 0
+
+
+AS_THE_SERVICE = ("setpriv", "--reuid=gpu-fleet-exporter", "--regid=gpu-fleet-exporter", "--groups=video,render")
+
+
+def _diagnosis(machine: Machine, *before: str) -> dict[tuple[str, str], dict[str, str]]:
+    """What `doctor` finds, by check and subject."""
+    fake = {"FAKE_NVML_STATE": f"{FAKES}/nvml.state"}
+    flags = (f"--config.file={SETTINGS}", f"--path.sysfs={FAKES}/sys", "--format=json")
+    result = machine.host.run(*before, "gpu-fleet-exporter", "doctor", *flags, **fake)
+    assert result.stdout, result.stderr
+    found = json.loads(result.stdout)["findings"]
+    return {(each["check"], each["subject"]): each for each in found}
+
+
+def test_doctor_says_what_the_installation_is_like(machine: Machine) -> None:
+    """Of root and of the service's user: the service serves, also where its socket starts it, and a file of a driver
+    that is not here is told.
+    """
+    machine.settle()
+    found = _diagnosis(machine)
+    assert " ".join(AS_THE_SERVICE) in found["user", "root"]["found"]
+    serving = "gpu-fleet-exporter is serving there"
+    assert (found["address", ":10420"]["level"], found["address", ":10420"]["found"]) == ("PASS", serving)
+    found = _diagnosis(machine, *AS_THE_SERVICE)
+    assert ("user", "root") not in found
+    assert found["settings", SETTINGS]["level"] == "PASS"
+    assert found["device-file", "nvidia"]["found"] == "/dev/nvidiactl: No such device or address"
+    machine.host.do("systemctl", "stop", UNIT)
+    assert _diagnosis(machine)["address", ":10420"]["found"] == "free"
+    machine.host.do("systemctl", "start", SOCKET)
+    assert _diagnosis(machine)["address", ":10420"]["found"] == serving
+
+
+def test_doctor_names_a_device_filter_for_what_it_is(machine: Machine) -> None:
+    """A unit's device policy denies the file whatever its mode says, and no group would help."""
+    machine.settle()
+    closed = ("systemd-run", "--quiet", "--pipe", "--wait", "--property=DevicePolicy=closed")
+    line = _diagnosis(machine, *closed, f"--setenv=FAKE_NVML_STATE={FAKES}/nvml.state", "--")["device-file", "nvidia"]
+    assert (line["level"], line["found"]) == ("FAIL", "/dev/nvidiactl: Operation not permitted")
+    assert "`DeviceAllow=`" in line["fix"]
+    assert "usermod" not in line["fix"]
+
+
+def test_doctor_names_a_socket_unit_that_no_exporter_answers_on(machine: Machine) -> None:
+    """The port is systemd's, and the service does not start."""
+    machine.settle()
+    machine.host.do("systemctl", "stop", UNIT)
+    machine.host.write(SETTINGS, "fleets: 3\n")
+    machine.host.do("systemctl", "start", SOCKET)
+    line = _diagnosis(machine)["address", ":10420"]
+    assert line["level"] == "FAIL"
+    assert "systemd" in line["found"]
+    assert "`systemctl list-sockets`" in line["fix"]
+    machine.host.do("systemctl", "stop", SOCKET)
 
 
 # --- the drop-ins

@@ -133,13 +133,13 @@ class Door:
         """Whether there is one; else room is made, and looked for again. Also those who have left are counted until
         what was made for them is: nothing else would bound that.
         """
-        inside, places = len(self._state.connections), _places(tls=self._config.front.tls is not None)
-        if inside < places and len(self._state.tasks) < places:
+        inside, most = len(self._state.connections), places(tls=self._config.front.tls is not None)
+        if inside < most and len(self._state.tasks) < most:
             return True
-        go = least_claims(self._state.connections, self._loop.time()) if inside >= places else []
+        go = least_claims(self._state.connections, self._loop.time()) if inside >= most else []
         for each in go:
             each.leave()
-        if inside >= places and not go:
+        if inside >= most and not go:
             served_last(self._state.connections)
         self._pause(0 if go else _LOOK_AGAIN_SECONDS)
         return False
@@ -179,7 +179,7 @@ def _hear(heard: asyncio.Future[None]) -> None:
         heard.set_result(None)
 
 
-def _places(*, tls: bool) -> int:
+def places(*, tls: bool) -> int:
     """How many connections there may be at once: half of the descriptors are for everything else."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = MAX_TLS_CONNECTIONS if tls else MAX_CONNECTIONS

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exporter.errors import CouldNot, InputError
+from exporter.web import unix_socket
 from exporter.web.connections import GRACEFUL_SECONDS, MAX_HEAD_BYTES, Configuration
 from exporter.web.doors import Door
 from exporter.web.front import Front
@@ -23,13 +24,22 @@ _BACKLOG = 1024
 # What the kernel keeps for a connection: enough for any request, and for a page to be read at a good pace from afar.
 _RECEIVED_BYTES, _SENT_BYTES = 16 * 1024, 128 * 1024
 _PIECE_BYTES = 16 * 1024
+_EXPECTED = "HOST:PORT, [IPV6]:PORT, :PORT, unix:/PATH or unix:@NAME"
+
+
+def check_address(text: str) -> None:
+    """Raises :class:`InputError` for what :func:`listen` cannot take."""
+    if unix_socket.is_unix(text):
+        unix_socket.parse_path(text)
+    else:
+        parse_address(text)
 
 
 def parse_address(text: str) -> tuple[str, int]:
     """``host:port``, ``[IPv6]:port`` or ``:port`` (every address); raises :class:`InputError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-        raise InputError(f"--web.listen-address: found '{text}', expected HOST:PORT, [IPV6]:PORT or :PORT")
+        raise InputError(f"--web.listen-address: found '{text}', expected {_EXPECTED}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
@@ -40,34 +50,48 @@ def parse_address(text: str) -> tuple[str, int]:
 def listen(text: str) -> list[socket.socket]:
     """Listening sockets for an address: one, or one for each address that a host name has.
 
-    ``:port`` is one socket for IPv6 and IPv4 alike where the host has IPv6. Raises :class:`CouldNot`.
+    ``:port`` is one socket for IPv6 and IPv4 alike where the host has IPv6. Raises :class:`InputError` for what is no
+    address, and :class:`CouldNot`.
     """
-    host, port = parse_address(text)
+    check_address(text)
     try:
-        if not host and socket.has_dualstack_ipv6():
-            return [_bound(socket.AF_INET6, ("::", port), dual=True)]
-        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # noqa: S104
-        return [_bound(family, address) for family, _, _, _, address in dict.fromkeys(found)]
+        if unix_socket.is_unix(text):
+            return [unix_socket.listening(text, _BACKLOG)]
+        sockets = bound(text)
+        for each in sockets:
+            each.listen(_BACKLOG)
     except OSError as error:
         raise CouldNot(f"cannot listen on {text}: {error.strerror or error}") from error
     except UnicodeError as error:
         raise InputError(f"--web.listen-address: found {text!r}, expected a host name") from error
+    return sockets
+
+
+def bound(text: str) -> list[socket.socket]:
+    """The sockets of :func:`listen` for an address that is no path, which do not listen yet.
+
+    Raises ``OSError`` where one cannot be had, and ``UnicodeError`` for what cannot be the name of a host.
+    """
+    host, port = parse_address(text)
+    if not host and socket.has_dualstack_ipv6():
+        return [_bound(socket.AF_INET6, ("::", port), dual=True)]
+    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # noqa: S104
+    return [_bound(family, address) for family, _, _, _, address in dict.fromkeys(found)]
 
 
 def _bound(family: int, address: Any, *, dual: bool = False) -> socket.socket:
     # The protocol is named, or asyncio would not turn off Nagle's delay on accepted connections: 40 ms a page.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-        bound.setblocking(False)
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        made.bind(address)
+        made.setblocking(False)
     except OSError:
-        bound.close()
+        made.close()
         raise
-    return bound
+    return made
 
 
 def limited(app: ASGIApp) -> ASGIApp:
@@ -157,7 +181,7 @@ class Server(uvicorn.Server):
 
 def addresses(sockets: Sequence[socket.socket]) -> list[str]:
     """The sockets' addresses as hosts and ports, those that the system chose included; a path as ``unix:PATH``."""
-    return [_host_and_port(bound.getsockname()) for bound in sockets]
+    return [_host_and_port(each.getsockname()) for each in sockets]
 
 
 def _host_and_port(name: Any) -> str:
