@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import bcrypt
 import pytest
+import trustme
 
 from exporter.refusals import REFUSALS
 from tests.fakes import amd_smi, cuda, nvml, ze_loader
@@ -580,6 +582,52 @@ def test_a_socket_in_its_folder_is_for_root_and_its_group(machine: Machine) -> N
 
 
 AS_THE_SERVICE = ("setpriv", "--reuid=gpu-fleet-exporter", "--regid=gpu-fleet-exporter", "--groups=video,render")
+
+_GET_BY_TLS = """
+import base64, ssl, sys, urllib.request
+asked = urllib.request.Request("https://localhost:10420/metrics")
+asked.add_header("Authorization", "Basic " + base64.b64encode(b"alice:" + sys.argv[2].encode()).decode())
+trust = ssl.create_default_context(cafile=sys.argv[1])
+sys.stdout.write(urllib.request.urlopen(asked, timeout=20, context=trust).read().decode())
+"""
+
+
+def test_tls_and_accounts_in_the_sandbox(machine: Machine) -> None:
+    """As docs/installation.md says: the service's group reads the files, and a renewed certificate is taken up."""
+    host, folder = machine.host, "/etc/gpu-fleet-exporter/tls"
+    machine.settle()
+    authority = trustme.CA()
+
+    def issue() -> str:
+        issued = authority.issue_cert("localhost")
+        host.write(f"{folder}/server.pem", issued.cert_chain_pems[0].bytes().decode())
+        host.write(f"{folder}/server.key", issued.private_key_pem.bytes().decode())
+        host.do("chgrp", "-R", "gpu-fleet-exporter", folder)
+        host.do("chmod", "-R", "u=rwX,g=rX,o=", folder)
+        return issued.cert_chain_pems[0].bytes().decode()
+
+    host.do("install", "-d", "-m", "0750", "-g", "gpu-fleet-exporter", folder)
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+    host.write(f"{folder}/web.yaml", f"{text}basic_auth_users: {{alice: {hashed}}}\n")
+    host.write(f"{folder}/ca.pem", authority.cert_pem.bytes().decode())
+    issue()
+    flag = f"--web.config.file={folder}/web.yaml"
+    said = host.do(*AS_THE_SERVICE, "gpu-fleet-exporter", "check-config", flag)
+    assert said == f"{folder}/web.yaml: valid web configuration\n"
+    host.write(f"{DROP_INS}/tls.conf", f"[Service]\nEnvironment=FLAG={flag}\n{_FLAGGED}")
+    host.do("systemctl", "daemon-reload")
+    host.do("systemctl", "restart", UNIT)
+    ask = ("python3", "-c", _GET_BY_TLS, f"{folder}/ca.pem")
+    assert "\ngpu_temperature_celsius{" in host.do(*ask, "right")
+    assert "HTTP Error 401" in host.run(*ask, "wrong").stderr
+    renewed = issue()
+    shown = ("python3", "-c", 'import ssl; print(ssl.get_server_certificate(("localhost", 10420)), end="")')
+    host.wait_for(lambda: host.do(*shown).split() == renewed.split())
+    host.do("chmod", "0600", f"{folder}/server.key")
+    host.do("chown", "root", f"{folder}/server.key")
+    host.wait_for(lambda: "server.key: cannot be read: Permission denied" in host.journal())
+    assert "\ngpu_temperature_celsius{" in host.do(*ask, "right")
 
 
 def _diagnosis(machine: Machine, *before: str) -> dict[tuple[str, str], dict[str, str]]:
