@@ -297,10 +297,27 @@ def test_accounts_are_followed(papers: Papers, start: Start) -> None:
 
 def test_tls_begins_while_running(papers: Papers, start: Start) -> None:
     daemon = start({}, SIMULATED, [papers.config("")])
-    assert ask(daemon, None)[0] == 200
+    kept = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=20)
+    assert "connection" not in answered(kept)[1]
     papers.config(SERVER)
     until_true(lambda: ask(daemon, None)[0] == 400)
     assert ask(daemon, papers.trust())[0] == 200
+    assert answered(kept)[1]["connection"] == "close"
+    assert answered(kept)[0] == 400
+    kept.close()
+
+
+def test_authorities_are_followed(papers: Papers, start: Start) -> None:
+    """Whom new authorities do not know gets one more answer on a connection that was kept, and no other."""
+    daemon = start({}, SIMULATED, [papers.config(CLIENTS)])
+    kept = http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=20, context=papers.trust("client"))
+    assert "connection" not in answered(kept)[1]
+    papers.strangers.cert_pem.write_to_path(papers.folder / "clients.pem")
+    until_true(lambda: papers.curl(daemon, *papers.shown("stranger")).returncode == 0)
+    assert answered(kept)[1]["connection"] == "close"
+    with pytest.raises(ssl.SSLError):
+        answered(kept)
+    kept.close()
 
 
 def test_a_bad_file_at_the_start(papers: Papers) -> None:

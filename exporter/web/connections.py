@@ -33,6 +33,10 @@ class Front(Protocol):
     def tls(self) -> ssl.SSLContext | None:
         """What new connections are encrypted by; None: not at all."""
 
+    @property
+    def terms(self) -> object:
+        """Equal as long as the same is asked of new connections."""
+
     def permits(self, certificate: Any) -> bool:
         """Whether a client with this certificate, which has been verified, may ask."""
 
@@ -59,6 +63,7 @@ class GuardedProtocol(H11Protocol):
         """``connection`` has been accepted from the host ``peer``, and is one of the server's from now on."""
         super().__init__(config, state, {})
         self._front = config.front
+        self._terms = config.front.terms
         self.peer, self.came = peer, self.loop.time()
         self.since = self.came
         self.is_last = False  # the answer to the next request
@@ -123,6 +128,8 @@ class GuardedProtocol(H11Protocol):
 
     def _limit_request(self) -> None:
         """What its client may still say while it is answered."""
+        if self._terms != self._front.terms:  # it was let in by rules that hold no more
+            self.is_last = True
         if self.is_last or self.conn.their_state is h11.SEND_BODY:
             self.cycle.keep_alive = False
             if _CLOSE not in self.cycle.default_headers:  # uvicorn does not say so

@@ -16,7 +16,7 @@ from exporter.errors import ConfigError
 from exporter.web import settings as files
 from exporter.web import tls
 from exporter.web.accounts import Accounts, Busy, Hashing
-from exporter.web.settings import RateSettings, WebSettings
+from exporter.web.settings import RateSettings, TlsSettings, WebSettings
 
 log = logging.getLogger("exporter.web")
 
@@ -47,6 +47,7 @@ class _State(NamedTuple):
     """What a file says, built."""
 
     tls: ssl.SSLContext | None
+    terms: object
     allowed_names: frozenset[str]
     accounts: Accounts
     rate: Rate
@@ -82,6 +83,7 @@ class Front:
         encrypted = found.tls_server_config
         return _State(
             tls.context(encrypted, self._path or "") if encrypted is not None else None,
+            _terms(encrypted),
             frozenset(encrypted.client_allowed_sans if encrypted is not None else ()),
             Accounts(found.basic_auth_users, self._hashing),
             Rate(found.rate_limit),
@@ -94,6 +96,11 @@ class Front:
     def tls(self) -> ssl.SSLContext | None:
         """What new connections are encrypted by; None: not at all."""
         return self._state.tls
+
+    @property
+    def terms(self) -> object:
+        """Equal as long as the same is asked of new connections."""
+        return self._state.terms
 
     def permits(self, certificate: Any) -> bool:
         """Whether a client with this certificate, which has been verified, is one of those that are listed."""
@@ -179,6 +186,14 @@ class Front:
         except ConfigError as error:
             fields = {"error": error}
             log.error("web configuration not loaded, the earlier one holds", extra={"fields": fields})  # noqa: TRY400
+
+
+def _terms(encrypted: TlsSettings | None) -> object:
+    """What decides who may connect; not the server's own certificate, which is renewed for new connections alone."""
+    if encrypted is None:
+        return None
+    authorities = (encrypted.client_ca, encrypted.client_ca_file, files.stamps((encrypted.client_ca_file,)))
+    return encrypted.client_auth_type, encrypted.client_allowed_sans, authorities
 
 
 def _header(scope: Scope, name: bytes) -> str:
