@@ -169,8 +169,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    for address in options.listen or ():
-        check_address(address)
+    _daemon_options(options)  # which are to be right for the daemon
     findings = doctor.examine(options)
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     as_json = options.format == "json"

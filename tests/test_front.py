@@ -29,6 +29,7 @@ pytestmark = pytest.mark.e2e
 SIMULATED = "backends: [simulated]\nfleets: [{name: host, runtime: host}]\n"
 SERVER = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
 CLIENTS = SERVER + "  client_ca_file: clients.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+NAMED = "  client_allowed_sans: [scraper.example]\n"
 HEADERS = "http_server_config: {headers: {X-Frame-Options: deny, Strict-Transport-Security: max-age=60}}\n"
 MEDIAN_SECONDS = 0.25
 
@@ -164,10 +165,11 @@ def test_clients_whose_certificate_is_wrong(papers: Papers, start: Start, shown:
 
 def test_names_of_clients(papers: Papers, start: Start) -> None:
     """Of those whose certificate is right only the listed ones are answered."""
-    daemon = start({}, SIMULATED, [papers.config(CLIENTS + "  client_allowed_sans: [scraper.example]\n")])
+    daemon = start({}, SIMULATED, [papers.config(CLIENTS + NAMED + HEADERS)])
     assert papers.curl(daemon, *papers.shown("client")).stdout.startswith("HTTP/1.1 200 OK")
     refused = papers.curl(daemon, *papers.shown("other"))
     assert refused.stdout.startswith("HTTP/1.1 403 Forbidden")
+    assert "x-frame-options: deny" in refused.stdout.lower()
     assert "gpu_" not in refused.stdout
 
 
@@ -290,9 +292,38 @@ def test_accounts_are_followed(papers: Papers, start: Start) -> None:
     until_true(lambda: answered(kept, basic="alice:right")[0] == 401)
     assert answered(kept, basic="bob:builder")[0] == 200
     assert kept.sock is held
-    papers.config("")
-    until_true(lambda: answered(kept)[0] == 200)
     kept.close()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "basic_auth_users:\n", SERVER, CLIENTS, CLIENTS + NAMED])
+def test_no_file_takes_protection_away_while_running(papers: Papers, start: Start, text: str) -> None:
+    """Emptied, cut off or changed: who had to show something has to show it still, until the daemon is restarted."""
+    flag = papers.config(CLIENTS + NAMED + ALICE)
+    daemon = start({}, SIMULATED, [flag])
+    papers.config(text)
+    daemon.wait_for_log("web configuration not loaded.*expected .* as before, found none")
+    shown = papers.shown("client")
+    assert papers.curl(daemon).returncode != 0
+    assert papers.curl(daemon, *shown).stdout.startswith("HTTP/1.1 401")
+    assert papers.curl(daemon, *shown, "-u", "alice:right").stdout.startswith("HTTP/1.1 200")
+    assert papers.curl(daemon, *papers.shown("other"), "-u", "alice:right").stdout.startswith("HTTP/1.1 403")
+    daemon.stop()
+    start({}, SIMULATED, [flag])
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (CLIENTS + ALICE, "client_allowed_sans"),
+        (SERVER + ALICE, "certificates of clients"),
+        (ALICE, "TLS"),
+        (CLIENTS + NAMED, "accounts"),
+    ],
+)
+def test_what_is_missing_is_named(papers: Papers, start: Start, text: str, lost: str) -> None:
+    daemon = start({}, SIMULATED, [papers.config(CLIENTS + NAMED + ALICE)])
+    papers.config(text)
+    daemon.wait_for_log(f"web configuration not loaded.*expected {lost} as before, found none")
 
 
 def test_tls_begins_while_running(papers: Papers, start: Start) -> None:

@@ -315,7 +315,7 @@ def test_who_has_asked_already_is_not_sent_away() -> None:
     """Of two connections that nothing was read from for a while, the one whose request waits in the kernel stays."""
 
     async def sent_away() -> list[bool]:
-        config, state = connections.Configuration(PlainTextResponse(), Front()), ServerState()
+        config, state = connections.Configuration(PlainTextResponse(), Front(), PlainTextResponse()), ServerState()
         pairs = [socket.socketpair() for _ in range(2)]
         pairs[1][1].sendall(ASK)
         for ours, _ in pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import string
 import subprocess
 from pathlib import Path
 
@@ -83,7 +84,8 @@ STRICTER = {
     "text for authorities": (MTLS.replace("ca.pem", "text.pem"), "text.pem: expected PEM that goes together"),
     "a costly hash": (f"basic_auth_users: {{alice: {HASH.replace('$04$', '$31$')}}}\n", "of a cost from 04 to 16"),
     "a hash with more behind it": (f"basic_auth_users: {{alice: {HASH}xyz}}\n", "a bcrypt hash"),
-    "a name with a colon": (f"basic_auth_users: {{'a:b': {HASH}}}\n", "a name without a colon"),
+    "a name with a colon": (f"basic_auth_users: {{'a:b': {HASH}}}\n", "expected NAME: HASH, with a blank"),
+    "a hash that no salt gives": (f"basic_auth_users: {{alice: {HASH[:28]}z{HASH[29:]}}}\n", "a bcrypt hash"),
     "YAML 1.1's truth": ("http_server_config: {http2: off}\n", "expected true or false"),
     "a merge key": ("http_server_config: {<<: {http2: false}}\n", "merge key"),
 }
@@ -202,8 +204,44 @@ def test_certificates_in_place(folder: Path) -> None:
 
 
 def test_no_complaint_repeats_a_secret(folder: Path) -> None:
-    for text in ("basic_auth_users: {a: hunter2-hunter2}\n", "basic_auth_users: {a: [hunter2]}\n"):
-        assert "hunter2" not in refusal(written(folder, text))
+    hidden = HASH.rpartition("$")[2][:10]
+    for text in (
+        "basic_auth_users: {a: hunter2-hunter2}",
+        "basic_auth_users: {a: [hunter2]}",
+        "basic_auth_users: hunter2",
+        "basic_auth_users: [hunter2]",
+        "basic_auth_users: {a:hunter2}",
+        "basic_auth_users:\n  a: *hunter2",
+        "basic_auth_users:\n  a: !hunter2 x",
+        "hunter2",
+        f"basic_auth_users: '{HASH}'",
+        f"basic_auth_users: {{'{HASH}': a}}",
+        f"basic_auth_users: {{a:{HASH}}}",
+        f"basic_auth_users:\n  - a: {HASH}",
+        HASH,
+        f"'{HASH}': a",
+        TLS.replace("key_file: server.key", "key: hunter2"),
+    ):
+        said = refusal(written(folder, text + "\n"))
+        assert "hunter2" not in said, text
+        assert hidden not in said, text
+
+
+def test_every_hash_that_is_taken_can_be_checked(folder: Path) -> None:
+    """Of the last character of a salt only four are a salt's."""
+    for last in string.ascii_letters + string.digits + "./":
+        hashed = f"{HASH[:28]}{last}{HASH[29:]}"
+        try:
+            settings.load(written(folder, f"basic_auth_users: {{a: {hashed}}}\n"))
+            taken = True
+        except ConfigError:
+            taken = False
+        try:
+            bcrypt.checkpw(b"right", hashed.encode())
+            checked = True
+        except ValueError:
+            checked = False
+        assert taken == checked, last
 
 
 def test_a_key_that_may_not_be_read(folder: Path) -> None:

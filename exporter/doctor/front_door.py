@@ -24,7 +24,15 @@ def check_web_configuration(seen: Seen) -> Iterator[Finding]:
             "Correct it there, or let the exporter's user read what it names: the daemon does not start with it, and "
             "one that runs goes on with what it had."
         )
-        yield failed("web config", path, str(error), fix)
+        yield failed("web config", path, str(error).removeprefix(f"{path}: "), fix)
+
+
+def encrypts(seen: Seen) -> bool:
+    """Whether there is TLS, which leaves fewer places."""
+    try:
+        return seen.web_config_file is not None and front.check(seen.web_config_file).tls_server_config is not None
+    except ConfigError:
+        return False
 
 
 def _told(found: WebSettings) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from exporter.doctor.findings import Finding, passed, warned
+from exporter.doctor.front_door import encrypts
 from exporter.doctor.seen import Seen
 from exporter.fleets import is_live
 from exporter.fleets.processes import hidden
-from exporter.web.doors import MAX_CONNECTIONS, places
+from exporter.web.doors import MAX_CONNECTIONS, MAX_TLS_CONNECTIONS, places
 
 # include/uapi/linux/capability.h
 _CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
@@ -108,14 +109,12 @@ def _held() -> frozenset[str]:
 
 def check_open_files(seen: Seen) -> Iterator[Finding]:
     """Half of what the process may open is for connections."""
-    del seen
-    limit, room = resource.getrlimit(resource.RLIMIT_NOFILE)[0], places(tls=False)
+    tls = encrypts(seen)
+    most = MAX_TLS_CONNECTIONS if tls else MAX_CONNECTIONS
+    limit, room = resource.getrlimit(resource.RLIMIT_NOFILE)[0], places(tls=tls)
     text = "no limit" if limit == resource.RLIM_INFINITY else f"{limit} open files"
-    if room < MAX_CONNECTIONS:
-        fix = (
-            f"`ulimit -n {2 * MAX_CONNECTIONS}` before it is started, or `LimitNOFILE={2 * MAX_CONNECTIONS}` in a "
-            "drop-in of the unit."
-        )
-        yield warned("limits", text, f"so {room} connections at once, instead of {MAX_CONNECTIONS}", fix)
+    if room < most:
+        fix = f"`ulimit -n {2 * most}` before it is started, or `LimitNOFILE={2 * most}` in a drop-in of the unit."
+        yield warned("limits", text, f"so {room} connections at once, instead of {most}", fix)
     else:
         yield passed("limits", text, f"enough for {room} connections at once")

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import h11
 import uvicorn
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -44,12 +43,10 @@ class Front(Protocol):
 class Configuration(uvicorn.Config):
     """uvicorn's, and who is let in."""
 
-    def __init__(self, app: ASGIApp, front: Front, **more: Any) -> None:
+    def __init__(self, app: ASGIApp, front: Front, forbidden: ASGIApp, **more: Any) -> None:
+        """``forbidden`` answers those whose certificate's names are not permitted."""
         super().__init__(app, **more)
-        self.front = front
-
-
-_FORBIDDEN = PlainTextResponse("The certificate's names are none of those that are allowed.\n", 403)
+        self.front, self.forbidden = front, forbidden
 
 
 class GuardedProtocol(H11Protocol):
@@ -62,7 +59,7 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, config: Configuration, state: ServerState, connection: socket.socket, peer: str) -> None:
         """``connection`` has been accepted from the host ``peer``, and is one of the server's from now on."""
         super().__init__(config, state, {})
-        self._front = config.front
+        self._front, self._forbidden = config.front, config.forbidden
         self._terms = config.front.terms
         self.peer, self.came = peer, self.loop.time()
         self.since = self.came
@@ -86,7 +83,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.is_open = True
         if not self._front.permits(transport.get_extra_info("peercert")):
-            self.app = _FORBIDDEN
+            self.app = self._forbidden
         transport.set_write_buffer_limits(1)  # at 0, what is under TLS never goes on
         self._wait_for_head(_LAST_HEAD_SECONDS if self.is_last else HEAD_SECONDS)
 

@@ -75,6 +75,7 @@ class Front:
         self._watched: Sequence[str] = ()
         self._stamps: tuple[object, ...] = ()
         self._looking = asyncio.Lock()
+        self._settings: WebSettings | None = None
         self._state = self._built(WebSettings())
         if path is not None:
             self._take(path)
@@ -157,13 +158,16 @@ class Front:
     # --- its file
 
     def _take(self, path: str) -> None:
-        """Serve by what the file says; raises :class:`ConfigError`, and is as before then. What changes while it is
-        read is seen at the next look.
+        """Serve by what the file says; raises :class:`ConfigError`, and is as before then, also where less would be
+        asked of clients than before. What changes while it is read is seen at the next look.
         """
         self._watched, self._stamps = (path,), files.stamps((path,))
         found = files.load(path)
         self._watched, self._stamps = (path, *found.files), (*self._stamps, *files.stamps(found.files))
-        self._state = self._built(found)
+        if self._settings is not None and (lost := files.weaker(self._settings, found)):
+            words = f"expected {lost} as before, found none: restart the exporter where that is meant"
+            raise ConfigError(path, words)
+        self._state, self._settings = self._built(found), found
 
     async def follow(self) -> None:
         """Look at the files every second, for ever."""

@@ -130,6 +130,9 @@ def _oversize(scope: Scope) -> PlainTextResponse | None:
     return None
 
 
+_FORBIDDEN = PlainTextResponse("The certificate's names are none of those that are allowed.\n", 403)
+
+
 class Server(uvicorn.Server):
     """uvicorn with our doors, and without its own signal handlers: the daemon decides when to stop."""
 
@@ -138,6 +141,7 @@ class Server(uvicorn.Server):
         self._configuration = Configuration(
             limited(front.guard(app)),
             front,
+            limited(front.guard(_FORBIDDEN)),
             http="h11",
             ws="none",
             lifespan="off",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import yaml
 from msgspec import Meta
 
+from exporter.errors import ConfigError
 from exporter.yaml_nodes import compose, is_null, quoted, read
 from exporter.yaml_structs import Reader
 
@@ -56,6 +57,7 @@ _NAMES = {
 }
 # More than 2^16 rounds keep whoever logs in, and all behind him, waiting for many seconds.
 _MOST_ROUNDS = 16
+_HASHED = re.compile(r"\$2[abxy]?\$[^\s]*")
 
 _Suite = Annotated[str, Meta(extra={"names": "cipher suite"})]
 _Curve = Annotated[str, Meta(extra={"names": "curve"})]
@@ -65,7 +67,7 @@ _Header = Annotated[str, Meta(extra={"names": "header", "mapping": "a mapping of
 _Hash = Annotated[
     str,
     Meta(
-        pattern=rf"\A\$2[abxy]\$(?:0[4-9]|1[0-{_MOST_ROUNDS % 10}])\$[./A-Za-z0-9]{{53}}\Z",
+        pattern=rf"\A\$2[abxy]\$(?:0[4-9]|1[0-{_MOST_ROUNDS % 10}])\$[./A-Za-z0-9]{{21}}[.Oeu][./A-Za-z0-9]{{31}}\Z",
         description=f"a bcrypt hash ($2y$10$...) of a cost from 04 to {_MOST_ROUNDS}",
         extra={"secret": True},
     ),
@@ -142,7 +144,7 @@ class WebSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: str) -> WebSettings:
     """The settings of a file; raises :class:`ConfigError`. Whether its certificates are sound is not looked at here."""
-    root = compose(read(path, "web configuration"), path)
+    root = _composed(path)
     if root is None or is_null(root):
         return WebSettings()
     settings = msgspec.convert(_Reader(path, _NAMES).value(root, WebSettings, ""), WebSettings)
@@ -158,12 +160,43 @@ def load(path: str) -> WebSettings:
     return msgspec.structs.replace(settings, tls_server_config=msgspec.structs.replace(tls, **placed))
 
 
+def _composed(path: str) -> yaml.Node | None:
+    """YAML's own complaints quote what they stop at, which may be a password that begins with ``*`` or ``!``."""
+    try:
+        return compose(read(path, "web configuration"), path)
+    except ConfigError as error:
+        raise ConfigError(path, re.sub(r"'[^\n]*'", "...", error.message), error.line, error.key) from None
+
+
+def weaker(before: WebSettings, after: WebSettings) -> str:
+    """What protects the first and not the second; empty where nothing is missing. A file that is being written, or was
+    cut off by a full disk, says less than is meant.
+    """
+    kept = dict(_protections(after))
+    return next((name for name, there in _protections(before) if there and not kept[name]), "")
+
+
+def _protections(settings: WebSettings) -> Iterator[tuple[str, bool]]:
+    tls = settings.tls_server_config
+    yield "TLS", tls is not None
+    yield "accounts", bool(settings.basic_auth_users)
+    yield "certificates of clients", tls is not None and tls.client_auth_type == VERIFYING[1]
+    yield "client_allowed_sans", tls is not None and bool(tls.client_allowed_sans)
+
+
 class _Reader(Reader):
     """What the format allows beyond the settings file, and what its types cannot say."""
 
     def left_out(self, node: yaml.Node, key: str) -> bool:
         """Go reads null as the zero value everywhere, and an empty list as none."""
         return is_null(node) or (isinstance(node, yaml.SequenceNode) and not node.value)
+
+    def fail(self, node: yaml.Node, key: str, message: str) -> NoReturn:
+        """Of what stands where accounts do, or in place of the whole file, nothing is repeated but simple names."""
+        if not key or key.startswith("basic_auth_users"):
+            message = message.partition(", found ")[0]
+            key = "basic_auth_users" if {"'", '"'} & set(key) else key
+        super().fail(node, _HASHED.sub("...", key), _HASHED.sub("...", message))
 
     def key_text(self, node: yaml.ScalarNode) -> object:
         """An account may be a number."""
@@ -235,7 +268,7 @@ class _Reader(Reader):
         for name in data.get("basic_auth_users", {}):
             if not name or ":" in name:
                 place = nodes["basic_auth_users"]
-                self.fail(place, "basic_auth_users", f"expected a name without a colon, found {quoted(name)}")
+                self.fail(place, "basic_auth_users", "expected NAME: HASH, with a blank, and no colon in the name")
 
 
 def stamps(paths: Iterable[str]) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import ssl
 from collections.abc import Iterator
 from typing import Any
@@ -32,15 +33,17 @@ def context(settings: TlsSettings, path: str) -> ssl.SSLContext:
     if not settings.prefer_server_cipher_suites:
         made.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     _set_ciphers(made, settings)
+    for name in ("cert_file", "key_file", "client_ca_file"):
+        _check_readable(path, f"tls_server_config.{name}", getattr(settings, name))
     with (
-        _complaints(path, "tls_server_config.cert_file", settings.cert_file, settings.key_file),
+        _complaints(path, "tls_server_config", settings.cert_file or "cert", settings.key_file or "key"),
         _as_file(settings.cert_file, settings.cert) as cert,
         _as_file(settings.key_file, settings.key) as key,
     ):
         made.load_cert_chain(cert, key, password=lambda: b"")  # or the password would be asked for at the terminal
     if settings.client_auth_type in _VERIFY:
         made.verify_mode = _VERIFY[settings.client_auth_type]
-        with _complaints(path, "tls_server_config.client_ca_file", settings.client_ca_file):
+        with _complaints(path, "tls_server_config", settings.client_ca_file or "client_ca"):
             made.load_verify_locations(settings.client_ca_file or None, cadata=settings.client_ca or None)
             if not made.get_ca_certs() and not made.cert_store_stats()["x509"]:
                 raise ConfigError(path, "expected certificates, found none", None, "tls_server_config.client_ca_file")
@@ -58,20 +61,26 @@ def _set_ciphers(made: ssl.SSLContext, settings: TlsSettings) -> None:
         made.set_ecdh_curve(_CURVES[curve])
 
 
+def _check_readable(path: str, key: str, file: str) -> None:
+    try:
+        if file:
+            with open(file, "rb") as opened:  # noqa: PTH123
+                opened.read(1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(path, f"{file}: cannot be read: {getattr(error, 'strerror', error)}", None, key) from error
+
+
 @contextlib.contextmanager
-def _complaints(path: str, key: str, *files: str) -> Iterator[None]:
-    """OpenSSL's and the system's errors in words that name the files."""
+def _complaints(path: str, key: str, *places: str) -> Iterator[None]:
+    """OpenSSL's errors in words that name the files, or the keys with text in place."""
     try:
         yield
-    except ssl.SSLError as error:
-        named = " and ".join(file for file in files if file) or "the text in place"
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise ConfigError(path, f"{named}: expected PEM that goes together, found: {reason}", None, key) from error
-    except OSError as error:
-        found = next((file for file in files if file and not os.access(file, os.R_OK)), files[0])
-        raise ConfigError(path, f"{found}: cannot be read: {error.strerror}", None, key) from error
-    except ValueError as error:  # a NUL in a path
-        raise ConfigError(path, f"cannot be read: {error}", None, key) from error
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "library", None) or error.strerror or "no PEM"
+        words = re.sub(r"\(.*", "", str(reason)).replace("_", " ").strip().lower()
+        raise ConfigError(
+            path, f"{' and '.join(places)}: expected PEM that goes together, found: {words}", None, key
+        ) from error
 
 
 @contextlib.contextmanager
