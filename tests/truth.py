@@ -219,8 +219,9 @@ class Truth:
     def _write_sysfs(self, host: Host, tick: int) -> None:
         """All of the tree only where more than readings has changed: it has hundreds of files."""
         standing = (self._cards(host, 0), host.kfd)
-        for place_ in [each for each, how in self._damaged.items() if host.broken.get(each) != how]:
-            self._restore(*place_)
+        now = {card.pci: files(card, tick) for card in host.cards}
+        for pci, name in [each for each, how in self._damaged.items() if host.broken.get(each) != how]:
+            self._restore(pci, name, now.get(pci, {}).get(name))
         if standing != self._standing:
             clients = [client(card, tick) for card in host.of("intel") if "intel" in host.bound]
             self.sysfs.write(self._cards(host, tick), clients, kfd=host.kfd)
@@ -257,11 +258,11 @@ class Truth:
         else:
             self.sysfs.set(pci, name, how)
 
-    def _restore(self, pci: str, name: str) -> None:
-        """As it was before it broke; one that is new at each tick is written anew after this."""
+    def _restore(self, pci: str, name: str, now: str | None) -> None:
+        """As it was before it broke, or with its text of ``now``: who reads it at once is not to find an old one."""
         for path, content in self._before.pop((pci, name), {}).items():
             if path.parent.is_dir():
-                place(self.sysfs.sys, path, content)
+                place(self.sysfs.sys, path, content if now is None else now.encode())
         del self._damaged[pci, name]
 
     # --- judging
