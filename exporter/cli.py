@@ -22,13 +22,12 @@ from pathlib import Path
 
 import yaml
 
-from exporter import doctor, explaining, logs, one_cycle, reports, systemd
+from exporter import logs, one_cycle, reports, systemd
 from exporter.arguments import PROGRAM, parser
 from exporter.collectors import ReloadStatus, encoder_for, registry_of, render
 from exporter.daemon import Daemon, Options, load_settings
 from exporter.errors import CouldNot, ExporterError, InputError
 from exporter.inventory import Inventory
-from exporter.saved_inventory import to_rows
 from exporter.web import front
 from exporter.web.server import check_address
 
@@ -151,6 +150,8 @@ def _inventory(options: argparse.Namespace) -> int:
     if options.format == "yaml" and snapshot.incomplete:
         raise CouldNot("an inventory that is not whole is not saved: it would explain index masks wrongly")
     if options.format == "yaml":
+        from exporter.saved_inventory import to_rows
+
         rows = to_rows(Inventory(snapshot.devices))
         yaml.safe_dump(rows, sys.stdout, sort_keys=False, default_flow_style=False, width=1000)
     else:
@@ -163,12 +164,16 @@ def _tell(line: str) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from exporter import explaining  # a MiB, with doctor, that the daemon does not pay
+
     explained = explaining.explain(options, _tell)
     sys.stdout.write(explained.text)
     return int(explained.refused)
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from exporter import doctor
+
     _daemon_options(options)  # which are to be right for the daemon
     findings = doctor.examine(options)
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -16,7 +16,7 @@ from exporter.daemon import PORT
 from exporter.doctor import listeners
 from exporter.doctor.findings import Finding, failed, passed
 from exporter.doctor.seen import Seen
-from exporter.web import server, tls, unix_socket
+from exporter.web import doors, server, unix_socket
 
 _SECONDS = 2.5  # enough for a service that its socket starts for this
 _MOST_BYTES = 4096
@@ -97,7 +97,7 @@ def _is_served(connect: Callable[[], socket.socket], guarded: bool) -> bool:
             body = answer.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException):
         return False
-    kept_out = answer.status == http.HTTPStatus.UNAUTHORIZED or (body != b"" and tls.NOT_TLS.endswith(body))
+    kept_out = answer.status == http.HTTPStatus.UNAUTHORIZED or (body != b"" and doors.NOT_TLS.endswith(body))
     return body.startswith(_HEALTHY) or (guarded and kept_out)
 
 

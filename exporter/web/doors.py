@@ -20,10 +20,14 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
-from exporter.web import tls
 from exporter.web.connections import ASKING, HEAD_SECONDS, IDLE, MAX_HEAD_BYTES, READING, Configuration, GuardedProtocol
 
 log = logging.getLogger("exporter.web")
+
+NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+"""The answer to who speaks HTTP where TLS is spoken."""
+
+_HANDSHAKE = b"\x16"  # the first byte of TLS
 
 # A connection costs some 10 KiB, and at most 50 KiB more when its client misbehaves; with TLS 300 KiB.
 MAX_CONNECTIONS, MAX_TLS_CONNECTIONS = 512, 64
@@ -168,9 +172,9 @@ class Door:
             await asyncio.wait_for(heard, HEAD_SECONDS)
         finally:
             self._loop.remove_reader(connection)
-        if not tls.begins_tls(connection.recv(1, socket.MSG_PEEK)):
+        if connection.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
             if connection.recv(MAX_HEAD_BYTES):  # unread, it would turn the answer into a reset
-                connection.send(tls.NOT_TLS)
+                connection.send(NOT_TLS)
             raise ConnectionAbortedError
 
 

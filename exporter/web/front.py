@@ -1,22 +1,26 @@
-"""The front door: who is answered, by which certificate, how often, and what every answer carries."""
+"""The front door: who is answered, by which certificate, how often, and what every answer carries.
+
+What reads its file costs two thirds of a MiB, and is imported by those who have one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import time
-from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exporter.errors import ConfigError
-from exporter.web import settings as files
-from exporter.web import tls
 from exporter.web.accounts import Accounts, Busy, Hashing
-from exporter.web.settings import RateSettings, TlsSettings, WebSettings
+
+if TYPE_CHECKING:
+    from exporter.web.settings import TlsSettings, WebSettings
 
 log = logging.getLogger("exporter.web")
 
@@ -27,8 +31,8 @@ _REALM = {"www-authenticate": "Basic"}
 class Rate:
     """A bucket of requests that fills with time. Without an interval it never is empty."""
 
-    def __init__(self, settings: RateSettings) -> None:
-        self._interval, self._burst = settings.interval_seconds, float(settings.burst)
+    def __init__(self, interval_seconds: float = 0.0, burst: int = 1) -> None:
+        self._interval, self._burst = interval_seconds, float(burst)
         self._left, self._at = self._burst, 0.0
 
     def take(self, now: float) -> bool:
@@ -56,7 +60,9 @@ class _State(NamedTuple):
 
 def check(path: str) -> WebSettings:
     """The settings of a file whose certificates have been tried; raises :class:`ConfigError`."""
-    found = files.load(path)
+    from exporter.web import settings, tls
+
+    found = settings.load(path)
     if found.tls_server_config is not None:
         tls.context(found.tls_server_config, path)
     return found
@@ -76,18 +82,20 @@ class Front:
         self._stamps: tuple[object, ...] = ()
         self._looking = asyncio.Lock()
         self._settings: WebSettings | None = None
-        self._state = self._built(WebSettings())
+        self._state = _State(None, None, frozenset(), Accounts({}, self._hashing), Rate(), ())
         if path is not None:
             self._take(path)
 
     def _built(self, found: WebSettings) -> _State:
+        from exporter.web import tls
+
         encrypted = found.tls_server_config
         return _State(
             tls.context(encrypted, self._path or "") if encrypted is not None else None,
             _terms(encrypted),
             frozenset(encrypted.client_allowed_sans if encrypted is not None else ()),
             Accounts(found.basic_auth_users, self._hashing),
-            Rate(found.rate_limit),
+            Rate(found.rate_limit.interval_seconds, found.rate_limit.burst),
             [(name.lower().encode(), value.encode()) for name, value in found.http_server_config.headers.items()],
         )
 
@@ -106,7 +114,7 @@ class Front:
     def permits(self, certificate: Any) -> bool:
         """Whether a client with this certificate, which has been verified, is one of those that are listed."""
         allowed = self._state.allowed_names
-        return not allowed or not allowed.isdisjoint(tls.names(certificate))
+        return not allowed or not allowed.isdisjoint(_names(certificate))
 
     # --- for requests
 
@@ -161,10 +169,12 @@ class Front:
         """Serve by what the file says; raises :class:`ConfigError`, and is as before then, also where less would be
         asked of clients than before. What changes while it is read is seen at the next look.
         """
-        self._watched, self._stamps = (path,), files.stamps((path,))
-        found = files.load(path)
-        self._watched, self._stamps = (path, *found.files), (*self._stamps, *files.stamps(found.files))
-        if self._settings is not None and (lost := files.weaker(self._settings, found)):
+        from exporter.web import settings
+
+        self._watched, self._stamps = (path,), stamps((path,))
+        found = settings.load(path)
+        self._watched, self._stamps = (path, *found.files), (*self._stamps, *stamps(found.files))
+        if self._settings is not None and (lost := settings.weaker(self._settings, found)):
             words = f"expected {lost} as before, found none: restart the exporter where that is meant"
             raise ConfigError(path, words)
         self._state, self._settings = self._built(found), found
@@ -182,7 +192,7 @@ class Front:
                 await asyncio.to_thread(self._refresh, self._path)
 
     def _refresh(self, path: str) -> None:
-        if files.stamps(self._watched) == self._stamps:
+        if stamps(self._watched) == self._stamps:
             return
         try:
             self._take(path)
@@ -196,7 +206,7 @@ def _terms(encrypted: TlsSettings | None) -> object:
     """What decides who may connect; not the server's own certificate, which is renewed for new connections alone."""
     if encrypted is None:
         return None
-    authorities = (encrypted.client_ca, encrypted.client_ca_file, files.stamps((encrypted.client_ca_file,)))
+    authorities = (encrypted.client_ca, encrypted.client_ca_file, stamps((encrypted.client_ca_file,)))
     return encrypted.client_auth_type, encrypted.client_allowed_sans, authorities
 
 
@@ -209,3 +219,21 @@ def _add(message: MutableMapping[str, Any], headers: Sequence[tuple[bytes, bytes
     """The headers that the answer does not have by itself."""
     there = {name.lower() for name, _ in message["headers"]}
     message["headers"] = [*message["headers"], *(each for each in headers if each[0] not in there)]
+
+
+def _names(certificate: Any) -> frozenset[str]:
+    """The alternative names of a client's certificate, as ``getpeercert`` has it: hosts, addresses, e-mail and URIs."""
+    return frozenset(value for kind, value in (certificate or {}).get("subjectAltName", ()) if isinstance(value, str))
+
+
+def stamps(paths: Iterable[str]) -> tuple[object, ...]:
+    """What changes when one of the files is another, or has another content; links are followed."""
+    return tuple(map(_stamp, paths))
+
+
+def _stamp(path: str) -> object:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError) as error:
+        return repr(error)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

@@ -6,9 +6,8 @@ file's folder. Hashes and keys are never repeated in a complaint.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -269,16 +268,3 @@ class _Reader(Reader):
             if not name or ":" in name:
                 place = nodes["basic_auth_users"]
                 self.fail(place, "basic_auth_users", "expected NAME: HASH, with a blank, and no colon in the name")
-
-
-def stamps(paths: Iterable[str]) -> tuple[object, ...]:
-    """What changes when one of the files is another, or has another content; links are followed."""
-    return tuple(map(_stamp, paths))
-
-
-def _stamp(path: str) -> object:
-    try:
-        found = os.stat(path)  # noqa: PTH116
-    except (OSError, ValueError) as error:
-        return repr(error)
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

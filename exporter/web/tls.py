@@ -7,7 +7,6 @@ import os
 import re
 import ssl
 from collections.abc import Iterator
-from typing import Any
 
 from exporter.errors import ConfigError
 from exporter.web.settings import CIPHER_SUITES, TlsSettings
@@ -18,10 +17,6 @@ _VERIFY = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_HANDSHAKE = 0x16
-
-NOT_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
-"""The answer to who speaks HTTP where TLS is spoken."""
 
 
 def context(settings: TlsSettings, path: str) -> ssl.SSLContext:
@@ -116,13 +111,3 @@ class _Telling(ssl.SSLObject):
         except ssl.SSLError as error:
             self._failure = error
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the alert is to be sent") from error
-
-
-def begins_tls(first: bytes) -> bool:
-    """Whether a connection's first byte is that of a handshake."""
-    return first[:1] == bytes([_HANDSHAKE])
-
-
-def names(certificate: Any) -> frozenset[str]:
-    """The alternative names of a client's certificate, as ``getpeercert`` has it: hosts, addresses, e-mail and URIs."""
-    return frozenset(value for kind, value in (certificate or {}).get("subjectAltName", ()) if isinstance(value, str))
