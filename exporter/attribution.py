@@ -23,8 +23,8 @@ def attribute(
     outcomes: Iterable[VendorOutcome], mappings: tuple[FleetMapping, ...], backends: tuple[BackendStatus, ...]
 ) -> Snapshot:
     """One cycle's values put on the devices and the fleets that they belong to."""
-    answered = [outcome for outcome in outcomes if outcome.sample is not None]
-    samples = [outcome.sample for outcome in answered if outcome.sample is not None]
+    answered = [(outcome.sample, outcome.asked) for outcome in outcomes if outcome.sample is not None]
+    samples = [sample for sample, _ in answered]
     inventory = Inventory(tuple(device for sample in samples for device in sample.devices))
     states = {entry.key: entry.state for sample in samples for entry in sample.states}
     readings: dict[DeviceKey, dict[str, float]] = {}
@@ -46,7 +46,7 @@ def attribute(
         pending=tuple(sample.vendor for sample in samples if sample.pending),
         mappings=mappings,
         bindings=bindings,
-        asked=min((outcome.asked for outcome in answered), default=0.0),
+        asked=min((asked for _, asked in answered), default=0.0),
     )
 
 

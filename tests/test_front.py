@@ -252,7 +252,7 @@ def test_a_certificate_is_renewed(papers: Papers, start: Start) -> None:
     folder = papers.folder
     for name in ("first", "second"):
         (folder / name).mkdir()
-        Papers.write(papers, f"{name}/server", papers.servers.issue_cert("localhost", "127.0.0.1"))
+        papers.write(f"{name}/server", papers.servers.issue_cert("localhost", "127.0.0.1"))
     (folder / "live").symlink_to("first")
     text = "tls_server_config: {cert_file: live/server.pem, key_file: live/server.key}\n"
     daemon = start({}, SIMULATED, [papers.config(text)])

@@ -50,7 +50,7 @@ def page(facts: Report, around: Surroundings) -> bytes:
                 el("link", rel="stylesheet", href="./assets/page.css"),
                 el("script", src="./assets/page.js", defer="defer"),
             ),
-            el("body", _header(facts, around), _main(facts, around), _footer(facts)),
+            el("body", _header(facts, around), _main(facts, around), _footer()),
             lang="en",
             data_version=facts.version,
         )
@@ -77,8 +77,7 @@ def _header(facts: Report, around: Surroundings) -> Element:
     )
 
 
-def _footer(facts: Report) -> Element:
-    del facts
+def _footer() -> Element:
     return el(
         "footer",
         el("noscript", el("p", "Without scripts this page stands still: reload it for current values.")),
