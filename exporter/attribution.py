@@ -13,6 +13,7 @@ from exporter.model import (
     DeviceKey,
     FleetMapping,
     Inversion,
+    Readings,
     Resolved,
     Snapshot,
     VendorOutcome,
@@ -27,20 +28,20 @@ def attribute(
     samples = [sample for sample, _ in answered]
     inventory = Inventory(tuple(device for sample in samples for device in sample.devices))
     states = {entry.key: entry.state for sample in samples for entry in sample.states}
-    readings: dict[DeviceKey, dict[str, float]] = {}
+    readings: dict[DeviceKey, dict[str, dict[tuple[str, ...], float]]] = {}
     for sample in samples:
         for reading in sample.readings:
             if states.get(reading.key) == "ok":
-                readings.setdefault(reading.key, {})[reading.metric] = reading.value
+                of_device = readings.setdefault(reading.key, {})
+                of_device.setdefault(reading.metric, {})[reading.labels] = reading.value
     bindings = tuple(_bindings(mappings, inventory))
-    for device in {binding.device.key: binding.device for binding in bindings}.values():
-        if device.key not in inventory.by_key:
-            readings[device.key] = _of_narrowed(device, inventory, readings)
+    bound = {binding.device.key: binding.device for binding in bindings}.values()
+    narrowed = {each.key: _of_narrowed(each, inventory, readings) for each in bound if each.key not in inventory.by_key}
     return Snapshot(
         backends=backends,
         devices=inventory.devices,
         states=states,
-        readings=readings,
+        readings=readings | narrowed,
         driver_versions={sample.vendor: sample.driver_version for sample in samples},
         incomplete=tuple(sample.vendor for sample in samples if not sample.whole),
         pending=tuple(sample.vendor for sample in samples if sample.pending),
@@ -50,9 +51,7 @@ def attribute(
     )
 
 
-def _of_narrowed(
-    device: Device, inventory: Inventory, readings: Mapping[DeviceKey, Mapping[str, float]]
-) -> dict[str, float]:
+def _of_narrowed(device: Device, inventory: Inventory, readings: Mapping[DeviceKey, Readings]) -> Readings:
     """What holds for a card of which a program sees some tiles: the card's readings if it sees all of them, else the
     sums of its tiles' where every one of them has the reading, and parts make up a sum of it.
     """
@@ -61,9 +60,10 @@ def _of_narrowed(
         return {}
     tiles = [int(tile) for tile in device.partition.split("+")]
     if len(set(tiles)) == card.tiles:
-        return dict(readings.get(card.key, {}))
+        return readings.get(card.key, {})
     found = [readings.get(tiles_key(card, [tile]), {}) for tile in tiles]
-    return {metric: sum(each[metric] for each in found) for metric in ADDS_UP if all(metric in each for each in found)}
+    shared = [metric for metric in ADDS_UP if all(metric in each for each in found)]
+    return {metric: {(): sum(each[metric][()] for each in found)} for metric in shared}
 
 
 def _bindings(mappings: Iterable[FleetMapping], inventory: Inventory) -> Iterable[Binding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from exporter import __version__, catalog
 from exporter.catalog import Family
 from exporter.lines import Labels, Memo, Row
-from exporter.model import FAULT_REASONS, STATES, Binding, Device, Refusal, Snapshot
+from exporter.model import FAULT_REASONS, STATES, Binding, Device, Readings, Refusal, Snapshot
 
 
 class ReloadStatus(NamedTuple):
@@ -24,11 +24,27 @@ class ReloadStatus(NamedTuple):
     success_timestamp_seconds: float
 
 
+_OwnLabels = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 class BindingLabels(NamedTuple):
-    """A binding's labels: of its readings, and of the row that tells how it was bound."""
+    """A binding's labels: of its readings, and of the row that tells how it was bound; ``more`` has those of readings
+    whose families have labels of their own, by these labels' names and values.
+    """
 
     reading: Labels
     info: Labels
+    more: dict[_OwnLabels, Labels]
+
+    def of(self, family: Family, values: tuple[str, ...]) -> Labels:
+        """A reading's, whose family's own labels have these values."""
+        if not values:
+            return self.reading
+        own = (family.own, values)
+        labels = self.more.get(own)
+        if labels is None:
+            labels = self.more[own] = self.reading.plus(**dict(zip(*own, strict=True)))
+        return labels
 
 
 class DeviceLabels(NamedTuple):
@@ -57,7 +73,7 @@ def _identity(device: Device) -> dict[str, str]:
 
 def _of_binding(binding: Binding) -> BindingLabels:
     bound = Labels(_identity(binding.device) | {"fleet": binding.fleet, "fleet_index": str(binding.fleet_index)})
-    return BindingLabels(bound, bound.plus(runtime=binding.runtime, evidence=binding.evidence))
+    return BindingLabels(bound, bound.plus(runtime=binding.runtime, evidence=binding.evidence), {})
 
 
 def _of_device(known: tuple[Device, str]) -> DeviceLabels:
@@ -106,7 +122,7 @@ class RowCollector(Collector):
         return map(empty, self.families)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this snapshot; a reading that nobody gave has a family without samples."""
+        """The families of this snapshot; a reading that nobody gave has none."""
         for family, rows in self.rows():
             metric = empty(family)
             for labels, value in rows:
@@ -151,7 +167,7 @@ class FleetCollector(RowCollector):
 
     def __init__(self, snapshot: Snapshot, sets: LabelSets) -> None:
         self._mappings, self._sets = snapshot.mappings, sets
-        none: Mapping[str, float] = {}
+        none: Readings = {}
         self._bound = [
             (sets.binding(binding), snapshot.readings.get(binding.device.key, none)) for binding in snapshot.bindings
         ]
@@ -159,7 +175,14 @@ class FleetCollector(RowCollector):
     def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
         """Of each binding one row a reading, and one of how it was bound; of each fleet how its masks were read."""
         for metric, family in catalog.READINGS.items():
-            yield family, ((labels.reading, given[metric]) for labels, given in self._bound if metric in given)
+            rows = [
+                (labels.of(family, own), value)
+                for labels, given in self._bound
+                if metric in given
+                for own, value in given[metric].items()
+            ]
+            if rows:
+                yield family, rows
         yield catalog.FLEET_DEVICE_INFO, ((labels.info, 1.0) for labels, _ in self._bound)
         of, mappings = self._sets.of, self._mappings
         yield (

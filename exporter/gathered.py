@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from exporter.catalog import READINGS
 from exporter.errors import BackendError, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, DeviceState, Fault, Hint, Reading, State, User, VendorSample
 
@@ -49,8 +51,8 @@ class Page:
             # Only cards that were read in this cycle have been added before.
             devices = self._unseen(slot, devices)
             known = {device.key for device in devices}
-            self.readings += (reading for reading in result.readings if reading.key in known)
-            self.faults += result.faults
+            self.readings += (reading for reading in result.readings if reading.key in known and _fits(reading))
+            self.faults += (*result.faults, *_misfits(slot, result.readings))
             self.hints.update(result.hints)
             self.users += (user for user in result.users if user.key in known)
             self.pending = self.pending or result.pending
@@ -95,6 +97,20 @@ class Page:
             pending=self.pending,
             users=tuple(self.users),
         )
+
+
+def _fits(reading: Reading) -> bool:
+    """The catalog has the metric, with so many labels of its own."""
+    family = READINGS.get(reading.metric)
+    return family is not None and len(family.own) == len(reading.labels)
+
+
+def _misfits(slot: str, readings: Iterable[Reading]) -> Iterator[Fault]:
+    """A backend's mistake costs the one reading, and no page."""
+    for reading in readings:
+        if not _fits(reading):
+            detail = f"{slot}: the catalog has no {reading.metric} with {len(reading.labels)} labels"
+            yield Fault("internal-error", detail, reading.key)
 
 
 def _place(device: Device) -> tuple[int, str, int]:

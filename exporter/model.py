@@ -109,11 +109,18 @@ class VulkanDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
-    """One value, in base units. ``metric`` is a key of :data:`exporter.catalog.READINGS`."""
+    """One value, in base units. ``metric`` is a key of :data:`exporter.catalog.READINGS`, and ``labels`` are the values
+    of its family's own labels, in their order.
+    """
 
     metric: str
     key: DeviceKey
     value: float
+    labels: tuple[str, ...] = ()
+
+
+Readings = Mapping[str, Mapping[tuple[str, ...], float]]
+"""A device's values in one cycle, by metric and by the values of the family's own labels: ``()`` where it has none."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,11 +145,17 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True):
     state: State
 
 
-class User(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A process that computes on a device, by the number that the host knows it by."""
+class User(msgspec.Struct, frozen=True, array_like=True):
+    """A process that computes on a device, by the number that the host knows it by.
+
+    ``memory_bytes`` is what it holds of the device's memory, ``utilization`` its share of the device's time since the
+    cycle before, from 0 to 1; None where the library does not say.
+    """
 
     key: DeviceKey
     pid: int
+    memory_bytes: int | None = None
+    utilization: float | None = None
 
 
 class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -347,7 +360,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[BackendStatus, ...]
     devices: tuple[Device, ...]
     states: Mapping[DeviceKey, State]
-    readings: Mapping[DeviceKey, Mapping[str, float]]
+    readings: Mapping[DeviceKey, Readings]
     driver_versions: Mapping[str, str]
     incomplete: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from exporter import __version__, backends
 from exporter.backends.base import Backend, Places
+from exporter.catalog import DEFAULT
 from exporter.errors import BackendAbsent, DeviceAsleep
 from exporter.gathered import CardReport, Page, Result, Sleeping
 from exporter.lanes import PATIENCE_SECONDS, Batch, Job, Lanes
@@ -92,11 +93,11 @@ class Known:
 
 
 class Worker:
-    """Answers the parent's asks, one after the other."""
+    """Answers the parent's asks, one after the other, with the readings of the ``wanted`` metrics."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, wanted: frozenset[str] = DEFAULT) -> None:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._backend = backend
+        self._backend, self._wanted = backend, wanted
         self._library_since = 0.0
         self._opened = False
         self._slots: Sequence[str] = ()
@@ -173,12 +174,13 @@ class Worker:
             devices = self._backend.identify(slot, lambda device: known.note(slot, device))
             known.take(slot, devices)
             sampled = [self._backend.sample(device) for device in devices]
-            pairs = ((device.key, pid) for device in devices if with_users for pid in self._backend.users(device))
-            users = tuple(User(key, pid) for key, pid in pairs)
+            pairs = ((device.key, use) for device in devices if with_users for use in self._backend.users(device))
+            users = tuple(User(key, *use) for key, use in pairs)
         except DeviceAsleep:
             known.half.discard(slot)
             return Sleeping(self._backend.asleep(slot))
-        readings = tuple(reading for entry in sampled for reading in entry.readings)
+        found = (reading for entry in sampled for reading in entry.readings)
+        readings = tuple(reading for reading in found if reading.metric in self._wanted)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
         hints = tuple(hint for entry in sampled for hint in entry.hints)
         return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled), users)
@@ -246,9 +248,9 @@ def _framed(answer: Answer) -> bytes:
         return frame(Answer(answer.cycle, fault=Fault("internal-error", f"an answer cannot be told: {error}")))
 
 
-def serve(backend: Backend, parent: socket.socket) -> None:
+def serve(backend: Backend, wanted: frozenset[str], parent: socket.socket) -> None:
     """Answer asks until an answer is final."""
-    worker = Worker(backend)
+    worker = Worker(backend, wanted)
     threading.Thread(target=listen, args=(parent, worker.events), name="parent", daemon=True).start()
     answered = 0
     final = False
@@ -268,6 +270,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--path.procfs", dest="procfs", default="/proc")
     parser.add_argument("--library", dest="shared_object", metavar="FILE")
     parser.add_argument("--cautious", action="store_true")
+    parser.add_argument("--metrics", metavar="KEY,...", help="what to read; without it, all that is not costly")
     parser.add_argument("--daemon-version", default=__version__)
     options = parser.parse_args(arguments)
     end_unless_of_version(options.daemon_version)
@@ -277,8 +280,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     status = 0
     try:
         with socket.socket(fileno=os.dup(0)) as parent:
-            places = Places(options.sysfs, options.procfs, options.shared_object, cautious=options.cautious)
-            serve(backends.create(options.vendor, places), parent)
+            wanted = DEFAULT if options.metrics is None else frozenset(options.metrics.split(","))
+            places = Places(
+                options.sysfs, options.procfs, options.shared_object, cautious=options.cautious, wanted=wanted
+            )
+            serve(backends.create(options.vendor, places), wanted, parent)
     except OSError:  # the parent went away while being answered
         status = 1
     sys.stderr.flush()

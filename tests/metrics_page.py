@@ -12,7 +12,7 @@ def page() -> str:
     others = [family for family in FAMILIES if family not in READINGS.values()]
     parts = [
         "# Metrics",
-        "Made by `make docs` from `exporter/catalog.py`; a test checks that it is current.",
+        "Made by `make docs` from `exporter/catalog/`; a test checks that it is current.",
         "A label whose value would be empty is left out. A reading that a device does not give is absent, never 0. "
         "A card that two fleets share comes once for each: count it once with "
         "`max by (instance, pci_bus_id, gpu_partition) (...)`.",

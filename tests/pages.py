@@ -21,7 +21,13 @@ from exporter import catalog
 from exporter.model import STATES
 
 PROMETHEUS_LABELS = frozenset(("instance", "job", "hostname", "pod", "namespace", "container", "node"))
-UNITS = ("bytes", "celsius", "hertz", "joules", "seconds", "volts", "watts")
+UNITS = ("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "volts", "watts")
+# What is counted or numbered, and has no unit. Revolutions have none among Prometheus's; theirs is node_exporter's word.
+COUNTED = (
+    *("gpu_fan_speed_rpm", "gpu_mig_instance_multiprocessors", "gpu_pcie_link_generation", "gpu_performance_state"),
+    *("gpu_pcie_link_generation_max", "gpu_pcie_link_width_lanes", "gpu_pcie_link_width_max_lanes", "gpu_processes"),
+    *("gpu_remapped_rows", "gpu_retired_pages", "gpu_xid_last_code"),
+)
 # Prometheus would rather have a ratio; this name is the one that people ask for.
 NOT_A_BASE_UNIT = "gpu_utilization_percent"
 # The client library's own families of the process.
@@ -79,11 +85,13 @@ def _check_name(family: Metric) -> None:
     known = _KNOWN[name]
     assert (family.type, family.documentation) == (known.kind, known.help)
     assert name.endswith("_total") == (family.type == "counter"), name
-    unit = name.removesuffix("_total").rpartition("_")[2]
+    unit = name.removesuffix("_total").removesuffix("_per_second").rpartition("_")[2]
     values = {sample.value for sample in family.samples}
     if name.endswith("_info"):
         assert values <= {1.0}, name
-    elif unit not in UNITS and name != NOT_A_BASE_UNIT and family.type != "counter":
+    elif unit == "ratio":
+        assert all(0 <= value <= 1 for value in values), name
+    elif unit not in UNITS and name not in (NOT_A_BASE_UNIT, *COUNTED) and family.type != "counter":
         assert values <= {0.0, 1.0}, f"{name} has values and no unit"
 
 

@@ -262,7 +262,7 @@ def hostile(text: str) -> Snapshot:
         ),
         devices=(device,),
         states={key: "ok"},
-        readings={key: {"utilization": 3.0}},
+        readings={key: {"utilization": {(): 3.0}}},
         driver_versions={"nvidia": text},
         mappings=(
             FleetMapping(text, "cuda", inverted),

@@ -90,7 +90,7 @@ class Watch:
         """Utilisation by fleet index."""
         found = [binding for binding in self.snapshot.bindings if binding.fleet == fleet]
         values = {each.fleet_index: self.snapshot.readings.get(each.device.key, {}) for each in found}
-        return {index: value["utilization"] for index, value in values.items() if value}
+        return {index: value["utilization"][()] for index, value in values.items() if value}
 
     def refusal(self, fleet: str = "chat") -> str:
         """The code of the fleet's refusal; empty when it is inverted."""
@@ -139,7 +139,7 @@ def test_a_reading_of_an_unknown_device_is_dropped() -> None:
         readings=(Reading("utilization", card("b").key, 5.0), Reading("utilization", card("a").key, 0.0)),
     )
     watch = Watch(HOST).see(VendorOutcome(vendor="nvidia", sample=stray, duration_seconds=0.01))
-    assert watch.snapshot.readings == {card("a").key: {"utilization": 0.0}}
+    assert watch.snapshot.readings == {card("a").key: {"utilization": {(): 0.0}}}
 
 
 def test_two_fleets_on_one_card() -> None:

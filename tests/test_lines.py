@@ -62,14 +62,19 @@ def devices(draw: st.DrawFn) -> Device:
     )
 
 
+def _values(family: catalog.Family) -> st.SearchStrategy[Mapping[tuple[str, ...], float]]:
+    """A value, or some by the family's own labels."""
+    own = st.tuples(*(texts for _ in family.own))
+    return st.dictionaries(own, numbers, min_size=1, max_size=3)
+
+
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Any snapshot, also one that no host has."""
     found = draw(st.lists(devices(), max_size=4, unique_by=lambda device: device.key))
     keys = [device.key for device in found]
-    readings: dict[DeviceKey, Mapping[str, float]] = {
-        key: draw(st.dictionaries(st.sampled_from(sorted(catalog.READINGS)), numbers)) for key in keys
-    }
+    metrics = st.lists(st.sampled_from(sorted(catalog.READINGS)), unique=True)
+    readings = {key: {metric: draw(_values(catalog.READINGS[metric])) for metric in draw(metrics)} for key in keys}
     bindings = [
         Binding(draw(texts), draw(texts), draw(st.integers(0, 99)), "proven", device)
         for device in found

@@ -54,7 +54,8 @@ def seen(mask: str, values: Mapping[DeviceKey, Mapping[str, float]], **known: st
 
 
 def readings(snapshot: Snapshot) -> dict[str, Mapping[str, float]]:
-    return {each.device.partition: snapshot.readings.get(each.device.key, {}) for each in snapshot.bindings}
+    of = {each.device.partition: snapshot.readings.get(each.device.key, {}) for each in snapshot.bindings}
+    return {part: {metric: value[()] for metric, value in given.items()} for part, given in of.items()}
 
 
 def tile_values(free: float, **more: float) -> dict[str, float]:

@@ -102,7 +102,7 @@ def test_each_card_is_read_through_its_vendor(
     """An index that the mask gives to software stands for no card: it has no series, and moves no other."""
     snapshot = seen(samples, mask)
     temperatures = {
-        binding.fleet_index: snapshot.readings[binding.device.key]["temperature"] for binding in snapshot.bindings
+        binding.fleet_index: snapshot.readings[binding.device.key]["temperature"][()] for binding in snapshot.bindings
     }
     assert temperatures == expected
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.backends.base import Note, Sampled
+from exporter.backends.base import Note, Sampled, Use
 from exporter.model import Device, DeviceKey, Reading
 from tests.backend_host import BackendHost, devices, state, values
 
@@ -46,7 +46,7 @@ class Cards:
         """One reading."""
         return Sampled((Reading("utilization", device.key, self.value),))
 
-    def users(self, _: Device) -> tuple[int, ...]:
+    def users(self, _: Device) -> tuple[Use, ...]:
         """Nobody computes."""
         return ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from exporter.catalog import DEFAULT
 from exporter.model import Device, Fault, Hint, Reading
 
 
@@ -27,7 +28,8 @@ class Places(NamedTuple):
     """Where sysfs and procfs are mounted, the vendor's library where the settings name one, and the root folder.
 
     Device files are below the root; they are those of the sysfs only where that is below the root too. ``cautious``:
-    the worker before died or hung, so a library that a backend can do without is not loaded.
+    the worker before died or hung, so a library that a backend can do without is not loaded. ``wanted`` are the metrics
+    that the settings leave: no call is made for another.
     """
 
     sysfs: str = "/sys"
@@ -35,6 +37,15 @@ class Places(NamedTuple):
     shared_object: str | None = None
     root: str = "/"
     cautious: bool = False
+    wanted: frozenset[str] = DEFAULT
+
+
+class Use(NamedTuple):
+    """A process on a device, as :class:`exporter.model.User` has it."""
+
+    pid: int
+    memory_bytes: int | None = None
+    utilization: float | None = None
 
 
 class Backend(Protocol):
@@ -79,7 +90,7 @@ class Backend(Protocol):
         Raises ``DeviceLost``, ``DeviceAsleep`` (the card fell asleep meanwhile) and ``BackendAbsent``.
         """
 
-    def users(self, device: Device) -> Collection[int]:
+    def users(self, device: Device) -> Collection[Use]:
         """The processes that compute on a device that :meth:`sample` has just read, by the host's numbers for them.
 
         None where that cannot be told. Raises as :meth:`sample` does.

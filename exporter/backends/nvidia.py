@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import pci, units
-from exporter.backends.base import Note, Places, Sampled
+from exporter.backends.base import Note, Places, Sampled, Use
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Reading
 
@@ -103,6 +103,7 @@ class NvidiaBackend:
 
     def __init__(self, places: Places) -> None:
         self._sysfs, self._procfs, self._library = places.sysfs, places.procfs, places.shared_object
+        self._wanted = places.wanted
         self._nvml: ModuleType
         self.driver_version = ""
         self._facts: dict[str, _Facts] = {}
@@ -176,7 +177,7 @@ class NvidiaBackend:
         readings: list[Reading] = []
         faults: list[Fault] = []
         for row in READS:
-            if not (row.parts if device.parent else row.boards):
+            if not (row.parts if device.parent else row.boards) or self._wanted.isdisjoint(row.metrics):
                 continue
             try:
                 values = row.call(self._nvml, handle)
@@ -189,7 +190,7 @@ class NvidiaBackend:
             readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
         return Sampled(tuple(readings), tuple(faults))
 
-    def users(self, device: Device) -> Collection[int]:
+    def users(self, device: Device) -> Collection[Use]:
         """The processes with a compute context there; none of a board in MIG mode, whose MIG devices have their own.
 
         The versioned call: where an older driver lacks it, pynvml's other one raises what is no ``NVMLError``.
@@ -201,7 +202,7 @@ class NvidiaBackend:
         except self._nvml.NVMLError as error:
             _raise_if_lost(error, device)
             return ()
-        return {process.pid for process in processes if process.pid}
+        return [Use(pid) for pid in sorted({process.pid for process in processes if process.pid})]
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read; where another is there by now, or none was read, what the driver's own ``/proc`` file

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Collection, Sequence
 
-from exporter.backends.base import Note, Places, Sampled
+from exporter.backends.base import Note, Places, Sampled, Use
 from exporter.errors import BackendAbsent
 from exporter.model import Device, DeviceKey, Reading
 
@@ -89,7 +89,7 @@ class SimulatedBackend:
         since = time.monotonic() - self._started - _FIRST_SECONDS
         return max(0.0, _HANG_SECONDS - since % _EVERY_SECONDS) if since >= 0 else 0.0
 
-    def users(self, device: Device) -> Collection[int]:
+    def users(self, device: Device) -> Collection[Use]:
         """Nobody."""
         del device
         return ()

@@ -17,6 +17,7 @@ from exporter.attribution import device_of
 from exporter.catalog import READINGS
 from exporter.collectors import ReloadStatus
 from exporter.inventory import Inventory
+from exporter.lines import Labels
 from exporter.model import (
     BackendStatus,
     Device,
@@ -49,8 +50,9 @@ Shown = Annotated[
 Readings = Annotated[
     Mapping[str, float],
     _told(
-        "Values of this cycle by the name of their metric family, in base units. A reading that was not given has no "
-        "key, and only a device that is ok has any. "
+        "Values of this cycle in base units, by the name of their metric family, with the family's own labels behind "
+        'it where it has any, as in gpu_clock_hertz{clock="memory"}. A reading that was not given has no key, and only '
+        "a device that is ok has any. "
         f"Families: {', '.join(family.name for family in READINGS.values())}."
     ),
 ]
@@ -258,7 +260,12 @@ def _identity(device: Device) -> dict[str, Any]:
 
 def _readings(snapshot: Snapshot, key: DeviceKey) -> dict[str, float]:
     given = snapshot.readings.get(key, {})
-    return {family.name: float(given[metric]) for metric, family in READINGS.items() if metric in given}
+    return {
+        f"{family.name}{Labels(dict(zip(family.own, own, strict=True))).text}": float(value)
+        for metric, family in READINGS.items()
+        if metric in given
+        for own, value in given[metric].items()
+    }
 
 
 def _fleets(snapshot: Snapshot) -> Iterator[FleetReport]:

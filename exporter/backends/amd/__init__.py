@@ -18,14 +18,13 @@ from exporter import pci, units
 from exporter.backends import kernel_files
 from exporter.backends.amd import topology, users
 from exporter.backends.amd.smi import Library, Values, free_used_total
-from exporter.backends.base import Note, Places, Sampled
+from exporter.backends.base import Note, Places, Sampled, Use
 from exporter.backends.kernel_files import Bus, Sensor, device_folder, number, text
 from exporter.backends.pci_names import name_of
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.model import Device, DeviceKey, Fault, Hint, Reading
 
-VENDOR = "amd"
-DRIVER = "amdgpu"
+VENDOR, DRIVER = "amd", "amdgpu"
 
 # The first that a card has is its temperature; gpu_info says which it is.
 _SENSORS = ("edge", "junction")
@@ -232,6 +231,8 @@ class AmdBackend:
         if card.physical_index is None and device.parent is None:
             faults.append(Fault("driver-error", f"physical index: {self._view.trouble}", device.key))
         for metrics, read in self._of_card(device, facts) if device.parent is None else self._of_part(device):
+            if self._places.wanted.isdisjoint(metrics):
+                continue
             try:
                 readings += _readings(metrics, device.key, read())
             except DeviceFault as fault:
@@ -270,7 +271,7 @@ class AmdBackend:
         """The size that the KFD gives the partition. What the library says is in use repeats the whole card's."""
         return None, None, device.memory_total_bytes
 
-    def users(self, device: Device) -> Collection[int]:
+    def users(self, device: Device) -> Collection[Use]:
         """Those of its compute node. A card whose partitions are devices has none itself."""
         return users.of_node(self._places.sysfs, self._topology.nodes.get(device.pci_bus_id, ()), device.kfd_node)
 
@@ -396,5 +397,4 @@ def _uuid(unique_id: int) -> str:
 
 
 def _readings(metrics: Sequence[str], key: DeviceKey, values: Values) -> list[Reading]:
-    pairs = zip(metrics, values, strict=True)
-    return [Reading(metric, key, value) for metric, value in pairs if value is not None]
+    return [Reading(metric, key, value) for metric, value in zip(metrics, values, strict=True) if value is not None]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from exporter import pci
 from exporter.backends import kernel_files
-from exporter.backends.base import Note, Places, Sampled
+from exporter.backends.base import Note, Places, Sampled, Use
 from exporter.backends.intel.families import Family, family_of
 from exporter.backends.intel.sources import Sources, Values
 from exporter.backends.kernel_files import Bus, device_folder, names, number
@@ -182,6 +182,8 @@ class IntelBackend:
         readings: list[Reading] = []
         faults: list[Fault] = []
         for row in READS:
+            if self._places.wanted.isdisjoint(row.metrics):
+                continue
             try:
                 values = row.call(self._sources, device, facts)
             except DeviceFault as fault:
@@ -195,7 +197,7 @@ class IntelBackend:
         hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
         return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
 
-    def users(self, device: Device) -> Collection[int]:
+    def users(self, device: Device) -> Collection[Use]:
         """None: only the DRM files that a process has open tell, and those are read where the processes are."""
         del device
         return ()

@@ -6,61 +6,16 @@ A reading that a backend can take is one row of :data:`READINGS`; its key is wha
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, VENDOR_NAMES, Family
+from exporter.catalog.readings import READINGS
 
-DEVICE_LABELS = ("vendor", "physical_index", "pci_bus_id", "uuid", "gpu_partition")
-ATTRIBUTED_LABELS = ("fleet", "fleet_index", "physical_index", "vendor", "pci_bus_id", "uuid", "gpu_partition")
+__all__ = ["ADDS_UP", "ATTRIBUTED_LABELS", "DEFAULT", "DEVICE_LABELS", "FAMILIES", "READINGS", "VENDOR_NAMES", "Family"]
 
-
-class Family(NamedTuple):
-    """One metric family. A label whose value is empty is left out of the series."""
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
-    labels: tuple[str, ...]
-
-
-def _reading(name: str, text: str) -> Family:
-    return Family(name, "gauge", text, ATTRIBUTED_LABELS)
-
-
-READINGS: dict[str, Family] = {
-    "utilization": _reading(
-        "gpu_utilization_percent",
-        "Share of the last sample period in which the device was busy, 0 to 100. A percentage and not a ratio because "
-        "every vendor's tool prints it so and the name is established. NVIDIA: nvmlDeviceGetUtilizationRates. AMD: "
-        "amdgpu's gpu_busy_percent, for a partition amdsmi_get_gpu_activity. Intel, since the scrape before: "
-        "zesEngineGetActivity of all engines, else the busiest class of engines by the DRM clients' fdinfo (without "
-        "what clients did that came and ended in between), else by intel_gpu_top.",
-    ),
-    "memory_free": _reading(
-        "gpu_memory_free_bytes",
-        "Device memory that can still be allocated. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: VRAM, amdgpu's "
-        "mem_info_vram_total less mem_info_vram_used. Intel: the memory regions of i915 and xe, else "
-        "zesMemoryGetState, of discrete cards.",
-    ),
-    "memory_used": _reading(
-        "gpu_memory_used_bytes",
-        "Device memory in use, without what the driver reserves. NVIDIA: nvmlDeviceGetMemoryInfo_v2; absent where only "
-        "version 1 exists, which counts the reserved part as used. AMD: amdgpu's mem_info_vram_used. Intel: as free.",
-    ),
-    "memory_total": _reading(
-        "gpu_memory_total_bytes",
-        "Device memory installed, the driver's reserve included. NVIDIA: nvmlDeviceGetMemoryInfo. AMD: amdgpu's "
-        "mem_info_vram_total. Intel: the memory regions of i915 and xe, else zesMemoryGetProperties where that tells "
-        "the physical size, of discrete cards.",
-    ),
-    "temperature": _reading(
-        "gpu_temperature_celsius",
-        "Temperature of the GPU core or edge sensor; gpu_info says which. NVIDIA: nvmlDeviceGetTemperatureV. AMD: "
-        "hwmon's edge sensor, else junction. Intel: hwmon's package sensor (xe since Linux 6.15), else "
-        "zesTemperatureGetState.",
-    ),
-}
-
-ADDS_UP = ("memory_free", "memory_used", "memory_total")
+ADDS_UP = tuple(metric for metric, family in READINGS.items() if family.adds_up)
 """Readings of which several parts of a card have the sum."""
+
+DEFAULT = frozenset(metric for metric, family in READINGS.items() if not family.costly)
+"""Readings that are taken unless the settings say otherwise."""
 
 GPU_INFO = Family(
     "gpu_info",
