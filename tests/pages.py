@@ -22,8 +22,9 @@ from exporter.model import STATES
 
 PROMETHEUS_LABELS = frozenset(("instance", "job", "hostname", "pod", "namespace", "container", "node"))
 UNITS = ("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "volts", "watts")
-# What is counted or numbered, and has no unit. Revolutions have none among Prometheus's; theirs is node_exporter's word.
+# What is counted or numbered, and has no unit. Prometheus has none for revolutions; the word is node_exporter's.
 COUNTED = (
+    *("gpu_exporter_devices_expected", "gpu_exporter_devices_found", "gpu_fleet_processes"),
     *("gpu_fan_speed_rpm", "gpu_mig_instance_multiprocessors", "gpu_pcie_link_generation", "gpu_performance_state"),
     *("gpu_pcie_link_generation_max", "gpu_pcie_link_width_lanes", "gpu_pcie_link_width_max_lanes", "gpu_processes"),
     *("gpu_remapped_rows", "gpu_retired_pages", "gpu_xid_last_code"),

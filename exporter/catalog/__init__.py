@@ -8,8 +8,19 @@ from __future__ import annotations
 
 from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, VENDOR_NAMES, Family
 from exporter.catalog.readings import READINGS
+from exporter.catalog.usage import USAGE
 
-__all__ = ["ADDS_UP", "ATTRIBUTED_LABELS", "DEFAULT", "DEVICE_LABELS", "FAMILIES", "READINGS", "VENDOR_NAMES", "Family"]
+__all__ = [
+    "ADDS_UP",
+    "ATTRIBUTED_LABELS",
+    "DEFAULT",
+    "DEVICE_LABELS",
+    "FAMILIES",
+    "READINGS",
+    "USAGE",
+    "VENDOR_NAMES",
+    "Family",
+]
 
 ADDS_UP = tuple(metric for metric, family in READINGS.items() if family.adds_up)
 """Readings of which several parts of a card have the sum."""
@@ -72,6 +83,18 @@ HINT_INFO = Family(
     "`explain` say it in a sentence.",
     ("vendor", "hint"),
 )
+DEVICES_EXPECTED = Family(
+    "gpu_exporter_devices_expected",
+    "gauge",
+    "Cards that the settings expect of a vendor (expected_devices); absent where they expect none.",
+    ("vendor",),
+)
+DEVICES_FOUND = Family(
+    "gpu_exporter_devices_found",
+    "gauge",
+    "Whole cards of a vendor that answered in this cycle, or sleep; 0 while its backend is down.",
+    ("vendor",),
+)
 FLEETS_LEFT_OUT = Family(
     "gpu_exporter_fleets_left_out",
     "gauge",
@@ -105,6 +128,7 @@ RELOAD_TIMESTAMP = Family(
 
 FAMILIES: tuple[Family, ...] = (
     *READINGS.values(),
+    *USAGE.values(),
     GPU_INFO,
     FLEET_DEVICE_INFO,
     MASK_INVERTED,
@@ -114,6 +138,8 @@ FAMILIES: tuple[Family, ...] = (
     BACKEND_FAULTS,
     BACKEND_FAULT_INFO,
     HINT_INFO,
+    DEVICES_EXPECTED,
+    DEVICES_FOUND,
     FLEETS_LEFT_OUT,
     DEVICE_STATE,
     BUILD_INFO,
