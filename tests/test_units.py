@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -124,3 +125,52 @@ def test_any_text_is_an_address_or_none(text: str) -> None:
 def test_thousandths_of_a_degree(value: int, degrees: float | None) -> None:
     """What hwmon files have, with the sentinels of whole degrees."""
     assert units.millidegrees(value) == degrees
+
+
+VECTORS = [
+    (units.milliwatts, 71_250, 71.25),
+    (units.milliwatts, 0, 0.0),
+    (units.milliwatts, 2**32 - 1, None),
+    (units.milliwatts, -1, None),
+    (units.microwatts, 303_000_000, 303.0),
+    (units.microwatts, 20_000_000_000, None),  # F79: a card that counts in another unit would have 20,000 W
+    (units.millijoules, 1_234_567, 1234.567),
+    (units.millijoules, 2**64 - 1, None),
+    (units.microjoules, 5_000_000, 5.0),
+    (units.microjoules, -5, None),
+    (units.megahertz, 2520, 2.52e9),
+    (units.megahertz, 0, 0.0),
+    (units.megahertz, 2**32 - 1, None),
+    (units.megahertz, -1.0, None),
+    (units.hertz, 1_249_000_000, 1.249e9),
+    (units.hertz, 2**64 - 1, None),
+    (units.rpm, 1500, 1500.0),
+    (units.rpm, 0, 0.0),
+    (units.rpm, 65535, None),
+    (units.rpm, -1, None),
+    (units.millivolts, 850, 0.85),
+    (units.millivolts, 0, None),
+    (units.millivolts, 65535, None),
+    (units.nanoseconds, 1_500_000_000, 1.5),
+    (units.nanoseconds, 2**64 - 1, None),
+    (units.kibibytes, 3, 3072.0),
+    (units.kibibytes, 2**64 - 1, None),
+    (units.ratio_of_percent, 30, 0.3),
+    (units.ratio_of_percent, 255, None),
+    (units.ratio, 0.5, 0.5),
+    (units.ratio, 1.5, None),
+    (units.count, 12, 12.0),
+    (units.count, -1, None),
+    (units.count, 2**32 - 1, None),
+    (units.flag, 1, 1.0),
+    (units.flag, 2, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("convert", "value", "expected"), VECTORS, ids=[f"{row[0].__name__}-{row[1]}" for row in VECTORS]
+)
+def test_each_unit(convert: Callable[[float], float | None], value: float, expected: float | None) -> None:
+    """A vendor's unit becomes the base unit, and what no card has is absent; NaN and infinities are no value."""
+    assert convert(value) == expected
+    assert [convert(odd) for odd in (math.nan, math.inf, -math.inf)] == [None] * 3
