@@ -85,3 +85,11 @@ def _read(path: str) -> str:
             return (file.read(256) or b"").decode("ascii", "replace").strip()  # None: try again
     except OSError:
         return ""
+
+
+def appearance(sysfs: str, address: str) -> int:
+    """Another number when the device has left the bus and come back; 0 where it is not listed."""
+    try:
+        return os.stat(f"{sysfs}/bus/pci/devices/{address}/vendor").st_ino  # noqa: PTH116  (once a card and cycle)
+    except OSError:
+        return 0

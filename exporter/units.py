@@ -126,6 +126,12 @@ def nanoseconds(value: float) -> float | None:
     return None if known is None else known / 1e9
 
 
+def kilobytes(value: float) -> float | None:
+    """Bytes, from thousands, as NVML has them for rates."""
+    known = count(value)
+    return None if known is None else known * 1000
+
+
 def kibibytes(value: float) -> float | None:
     """Bytes that were moved, from KiB, as NVML counts them."""
     known = count(value)

@@ -153,6 +153,8 @@ VECTORS = [
     (units.millivolts, 65535, None),
     (units.nanoseconds, 1_500_000_000, 1.5),
     (units.nanoseconds, 2**64 - 1, None),
+    (units.kilobytes, 3, 3000.0),
+    (units.kilobytes, 2**32 - 1, None),
     (units.kibibytes, 3, 3072.0),
     (units.kibibytes, 2**64 - 1, None),
     (units.ratio_of_percent, 30, 0.3),

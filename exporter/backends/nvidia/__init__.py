@@ -11,85 +11,37 @@ from typing import Any, NamedTuple
 
 from exporter import pci, units
 from exporter.backends.base import Note, Places, Sampled, Use
-from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
-from exporter.model import Device, DeviceKey, Fault, Reading
+from exporter.backends.nvidia.codes import (
+    INVALID_ARGUMENT,
+    NONE_HERE,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    card_error,
+    raise_if_lost,
+    reason_of,
+)
+from exporter.backends.nvidia.processes import Processes
+from exporter.backends.nvidia.sampling import Sampling
+from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault
+from exporter.model import Device, DeviceKey
 
 VENDOR = "nvidia"
 
-_REASONS = {
-    3: "unsupported",
-    4: "no-permission",
-    9: "driver-not-loaded",
-    12: "library-missing",
-    13: "driver-too-old",
-    15: "device-lost",
-    18: "driver-mismatch",
-}
-# After these nothing works until the library is loaded anew: uninitialised, driver not loaded, library and driver of
-# different versions.
-_LIBRARY_LOST = (1, 9, 18)
-# Not supported, and a symbol that an older driver lacks: the reading does not exist here, which is no fault.
-_NOT_OFFERED = (3, 13)
-# The same, for what a card is: also what this user may not ask, or what makes no sense for it.
-_NONE_HERE = (2, 3, 4, 6, 13)
-_NOT_SUPPORTED, _NOT_FOUND, _INVALID_ARGUMENT, _GPU_IS_LOST = 3, 6, 2, 15
-
-Values = Sequence[float | None]
-
-
-class Read(NamedTuple):
-    """One call: which metrics it gives, in the order of its values, and on what."""
-
-    metrics: tuple[str, ...]
-    call: Callable[[ModuleType, Any], Values]
-    boards: bool = True
-    parts: bool = True
-
-
-def _utilization(nvml: ModuleType, handle: Any) -> Values:
-    return (units.percent(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),)
-
-
-def _memory(nvml: ModuleType, handle: Any) -> Values:
-    """Free, used and total. Version 1 counts the driver's reserve as used, so it gives no ``used``."""
-    try:
-        info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        used = units.byte_count(info.used)
-    except nvml.NVMLError as error:
-        if error.value not in (*_NOT_OFFERED, nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
-            raise
-        info, used = nvml.nvmlDeviceGetMemoryInfo(handle), None
-    total, free = units.memory_size(info.total), units.byte_count(info.free)
-    if total is None or (free is not None and free > total):
-        return None, None, total
-    return free, used, total
-
-
-def _temperature(nvml: ModuleType, handle: Any) -> Values:
-    sensor = nvml.NVML_TEMPERATURE_GPU
-    try:
-        return (units.celsius(nvml.nvmlDeviceGetTemperatureV(handle, sensor)),)
-    except nvml.NVMLError as error:
-        if error.value not in (*_NOT_OFFERED, nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
-            raise
-        return (units.celsius(nvml.nvmlDeviceGetTemperature(handle, sensor)),)
-
-
-READS: tuple[Read, ...] = (
-    Read(("utilization",), _utilization),
-    Read(("memory_free", "memory_used", "memory_total"), _memory),
-    # The sensor is the board's; the library answers "invalid argument" for an instance.
-    Read(("temperature",), _temperature, parts=False),
-)
+Bus = tuple[tuple[str, int], ...]
+"""The addresses of the driver's cards, each with a number that is another when the card was away meanwhile."""
 
 
 class _Facts(NamedTuple):
-    """What does not change while a card is at an address, and in every cycle identified there."""
+    """What does not change while a card is at an address, and in every cycle identified there. ``bus`` is what sysfs
+    listed of the driver's cards when the card was asked for its address.
+    """
 
+    bus: Bus
     pci_bus_id: str
     name: str
     minor_number: int | None
     memory_total_bytes: int | None
+    has_mig_mode: bool
 
 
 class NvidiaBackend:
@@ -110,6 +62,9 @@ class NvidiaBackend:
         self._identified: set[str] = set()
         self._handles: dict[DeviceKey, Any] = {}
         self._known: dict[str, tuple[Device, ...]] = {}
+        self._bus: Bus = ()
+        self._sampling: Sampling
+        self._processes: Processes
 
     def open(self) -> None:
         """Load and start NVML; raises ``BackendAbsent``."""
@@ -118,11 +73,13 @@ class NvidiaBackend:
         except ImportError as error:
             raise BackendAbsent("library-missing", f"the package nvidia-ml-py cannot be imported: {error}") from error
         self._nvml = pynvml
+        self._sampling = Sampling(pynvml, self._sysfs, self._wanted)
+        self._processes = Processes(pynvml)
         self._preload()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
         except pynvml.NVMLError as error:
-            raise BackendAbsent(_reason(error), f"nvmlInitWithFlags: {error}") from error
+            raise BackendAbsent(reason_of(error.value), f"nvmlInitWithFlags: {error}") from error
         with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
             self.driver_version = pynvml.nvmlSystemGetDriverVersion()
 
@@ -144,13 +101,16 @@ class NvidiaBackend:
         # A card that was away meanwhile may have another minor number. Copied first: late lanes may add to it.
         known, identified = dict(self._facts), self._identified
         self._facts, self._identified = {uuid: known[uuid] for uuid in known if uuid in identified}, set()
+        self._sampling.keep(identified)
         bound = pci.bound_to(self._sysfs, VENDOR)
+        self._bus = tuple((address, pci.appearance(self._sysfs, address)) for address in bound)
+        self._sampling.events.drain()
         if any(pci.is_asleep(self._sysfs, card) for card in bound):
             return bound
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
-            raise BackendAbsent(_reason(error), f"nvmlDeviceGetCount: {error}") from error
+            raise BackendAbsent(reason_of(error.value), f"nvmlDeviceGetCount: {error}") from error
         if count == 0:
             raise BackendAbsent("no-devices", "the driver is loaded and reports no GPU")
         return [str(index) for index in range(count)]
@@ -166,43 +126,25 @@ class NvidiaBackend:
             board = self._board(handle, index, note)
             parts = list(self._parts(handle, board))
         except self._nvml.NVMLError as error:
-            raise _card_error(error, slot) from error
+            raise card_error(error, slot) from error
         self._handles |= {device.key: found for device, found in ((board, handle), *parts)}
         self._known[board.pci_bus_id] = devices = (board, *(part for part, _ in parts))
         return devices
 
     def sample(self, device: Device) -> Sampled:
-        """Every row of the table that the device can give."""
+        """Every row of the tables that the device can give."""
         handle = self._handles[device.key]
-        readings: list[Reading] = []
-        faults: list[Fault] = []
-        for row in READS:
-            if not (row.parts if device.parent else row.boards) or self._wanted.isdisjoint(row.metrics):
-                continue
-            try:
-                values = row.call(self._nvml, handle)
-            except self._nvml.NVMLError as error:
-                _raise_if_lost(error, device)
-                if error.value not in _NOT_OFFERED:
-                    faults.append(Fault(_reason(error), f"{', '.join(row.metrics)}: {error}", device.key))
-                continue
-            pairs = zip(row.metrics, values, strict=True)
-            readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
-        return Sampled(tuple(readings), tuple(faults))
+        return self._sampling.sample(device, handle, self._handles[device.parent or device.key])
 
     def users(self, device: Device) -> Collection[Use]:
-        """The processes with a compute context there; none of a board in MIG mode, whose MIG devices have their own.
-
-        The versioned call: where an older driver lacks it, pynvml's other one raises what is no ``NVMLError``.
-        """
+        """The processes that compute or draw there; none of a board in MIG mode, whose MIG devices have their own."""
         if device.mig_mode:
             return ()
         try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handles[device.key])
+            return self._processes.on(device.key, self._handles[device.key], part=device.parent is not None)
         except self._nvml.NVMLError as error:
-            _raise_if_lost(error, device)
+            raise_if_lost(error, device.uuid)
             return ()
-        return [Use(pid) for pid in sorted({process.pid for process in processes if process.pid})]
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read; where another is there by now, or none was read, what the driver's own ``/proc`` file
@@ -219,19 +161,22 @@ class NvidiaBackend:
         try:
             handle = nvml.nvmlDeviceGetHandleByPciBusId(slot)
         except nvml.NVMLError as error:
-            if error.value == _NOT_FOUND:  # a card of the host that is not this container's
+            if error.value == NOT_FOUND:  # a card of the host that is not this container's
                 return None, -1
             raise
         return handle, nvml.nvmlDeviceGetIndex(handle)
 
     def _board(self, handle: Any, index: int, note: Note) -> Device:
         uuid = self._uuid(handle)
-        key, address = DeviceKey(VENDOR, uuid), self._address(handle)
+        key, facts = DeviceKey(VENDOR, uuid), self._facts.get(uuid)
+        address = facts.pci_bus_id if facts is not None and self._stays(facts) else self._address(handle)
         note(Device(key=key, physical_index=index, pci_bus_id=address, uuid=uuid))
-        facts = self._facts.get(uuid)
         if facts is None or facts.pci_bus_id != address:
             facts = self._facts[uuid] = self._look_up(handle, address)
+        elif facts.bus != self._bus:
+            self._facts[uuid] = facts._replace(bus=self._bus)
         self._identified.add(uuid)
+        self._sampling.events.register(key, handle)
         return Device(
             key=key,
             physical_index=index,
@@ -242,7 +187,7 @@ class NvidiaBackend:
             minor_number=facts.minor_number,
             opened_by=_opened_by(facts.minor_number),
             temperature_sensor="gpu",
-            mig_mode=self._mig_mode(handle),
+            mig_mode=self._mig_mode(handle) if facts.has_mig_mode else None,
         )
 
     def _uuid(self, handle: Any) -> str:
@@ -253,19 +198,25 @@ class NvidiaBackend:
         return uuid
 
     def _address(self, handle: Any) -> str:
-        """In every cycle: a card that was plugged into another slot keeps its UUID."""
+        """Asked again when the bus has changed: a card that was plugged into another slot keeps its UUID."""
         address = units.pci_bus_id(_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
         if address is None:
             raise DeviceFault("unsupported", "the driver gives no PCI address")
         return address
 
+    def _stays(self, facts: _Facts) -> bool:
+        """Sysfs lists the driver's cards as when the card was asked for its address, and this address among them."""
+        return facts.bus == self._bus and any(address == facts.pci_bus_id for address, _ in self._bus)
+
     def _look_up(self, handle: Any, address: str) -> _Facts:
         nvml = self._nvml
         return _Facts(
+            self._bus,
             address,
             self._optional(nvml.nvmlDeviceGetName, handle) or "",
             self._optional(nvml.nvmlDeviceGetMinorNumber, handle),
             self._memory_total(handle),
+            self._mig_mode(handle) is not None,
         )
 
     def _memory_total(self, handle: Any) -> int | None:
@@ -286,7 +237,7 @@ class NvidiaBackend:
         except UnicodeDecodeError:  # a text that is none costs that text alone
             return None
         except self._nvml.NVMLError as error:
-            if error.value not in _NONE_HERE:
+            if error.value not in NONE_HERE:
                 raise
             return None
 
@@ -300,7 +251,7 @@ class NvidiaBackend:
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
                 yield self._part(part, index, board), part
             except nvml.NVMLError as error:
-                if error.value not in (_NOT_FOUND, _NOT_SUPPORTED, _INVALID_ARGUMENT):
+                if error.value not in (NOT_FOUND, NOT_SUPPORTED, INVALID_ARGUMENT):
                     raise
 
     def _part(self, handle: Any, index: int, board: Device) -> Device:
@@ -328,24 +279,6 @@ def _opened_by(minor: int | None, capability: str = "") -> tuple[str, ...]:
     """/dev/nvidiaN; for a MIG instance its capability too."""
     card = f"nvidia{minor}"
     return () if minor is None else (card, card + capability) if capability else (card,)
-
-
-def _reason(error: Any) -> str:
-    return _REASONS.get(error.value, "driver-error")
-
-
-def _raise_if_lost(error: Any, device: Device) -> None:
-    """Raises ``DeviceLost`` where the card is gone, and ``BackendAbsent`` where the library is."""
-    if error.value == _GPU_IS_LOST or error.value in _LIBRARY_LOST:
-        raise _card_error(error, device.uuid) from error
-
-
-def _card_error(error: Any, slot: str) -> BackendAbsent | DeviceFault | DeviceLost:
-    if error.value in _LIBRARY_LOST:
-        return BackendAbsent(_reason(error), str(error))
-    if error.value == _GPU_IS_LOST:
-        return DeviceLost(f"{slot}: {error}")
-    return DeviceFault(_reason(error), f"{slot}: {error}")
 
 
 def _text(value: str | bytes) -> str:

@@ -1,0 +1,158 @@
+"""What one ``nvmlDeviceGetFieldValues`` tells of a board: each field has an error and a type of its own.
+
+Field numbers and units are those of ``nvml.h``. A driver answers "not supported" for a field that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from exporter import units
+from exporter.backends.nvidia.codes import GPU_IS_LOST, NONE_HERE, reason_of
+from exporter.errors import DeviceFault, DeviceLost
+
+_LINK_COUNT = 91
+_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+# 999, "unknown error", is what drivers say of fields that a card has no hardware for.
+_NONE = (*NONE_HERE, 999)
+
+
+class Given(NamedTuple):
+    """A value of a metric, None where there is none, and of the metric's own labels."""
+
+    metric: str
+    value: float | None
+    labels: tuple[str, ...] = ()
+
+
+class Field(NamedTuple):
+    """A field of NVML's and what it is a value of. Of two for the same the first that answers holds."""
+
+    number: int
+    metric: str
+    convert: Callable[[float], float | None]
+    labels: tuple[str, ...] = ()
+
+
+def _link_state(value: float) -> float | None:
+    """Active (1), asleep for want of traffic (2), active and of no use (3), inactive (0)."""
+    return {0: 0.0, 1: 1.0, 2: 1.0, 3: 0.0}.get(int(value))
+
+
+RECOVERY_ACTIONS = (
+    "gpu-reset",
+    "node-reboot",
+    "drain-peers",
+    "drain-and-reset",
+    "recover-imex-domain",
+    "bus-reset",
+    "system-reboot",
+)
+_RECOVERY = 230
+
+FIELDS: tuple[Field, ...] = (
+    Field(186, "power", units.milliwatts),  # now
+    Field(185, "power", units.milliwatts),  # averaged over a second, on cards that tell no other
+    Field(190, "power_limit", units.milliwatts),
+    Field(189, "power_limit_default", units.milliwatts),
+    Field(188, "power_limit_maximum", units.milliwatts),
+    Field(83, "energy", units.millijoules),
+    Field(82, "memory_temperature", units.celsius),
+    Field(94, "pcie_replays", units.count),
+    Field(197, "pcie_transmitted", units.count),
+    Field(198, "pcie_received", units.count),
+    Field(1, "ecc_enabled", units.flag),
+    Field(3, "ecc_errors", units.count, ("corrected",)),
+    Field(4, "ecc_errors", units.count, ("uncorrected",)),
+    Field(5, "ecc_lifetime_errors", units.count, ("corrected",)),
+    Field(6, "ecc_lifetime_errors", units.count, ("uncorrected",)),
+    Field(29, "retired_pages", units.count, ("corrected",)),
+    Field(30, "retired_pages", units.count, ("uncorrected",)),
+    Field(31, "retired_pages_pending", units.flag),
+    Field(142, "remapped_rows", units.count, ("corrected",)),
+    Field(143, "remapped_rows", units.count, ("uncorrected",)),
+    Field(144, "row_remapping_pending", units.flag),
+    Field(145, "row_remapping_failed", units.flag),
+    Field(74, "throttled_seconds", units.nanoseconds, ("power-cap",)),
+    Field(76, "throttled_seconds", units.nanoseconds, ("sync-boost",)),
+    Field(269, "throttled_seconds", units.nanoseconds, ("software-thermal",)),
+    Field(270, "throttled_seconds", units.nanoseconds, ("hardware-thermal",)),
+    Field(271, "throttled_seconds", units.nanoseconds, ("power-brake",)),
+    *(
+        Field(_RECOVERY, "recovery_needed", lambda value, place=place: float(value == place), (action,))  # type: ignore[misc]
+        for place, action in enumerate(RECOVERY_ACTIONS, 1)
+    ),
+)
+
+LINK_FIELDS: tuple[Field, ...] = (
+    Field(165, "link_up", _link_state),
+    Field(138, "link_transmitted", units.kibibytes),
+    Field(139, "link_received", units.kibibytes),
+    Field(202, "link_transmitted", units.count),  # bytes, of NVLink 5, which lacks the two above
+    Field(204, "link_received", units.count),
+    Field(161, "link_errors", units.count, ("replay",)),
+    Field(162, "link_errors", units.count, ("recovery",)),
+    Field(163, "link_errors", units.count, ("crc",)),
+)
+"""Asked for each link that the board has, whose number is the scope."""
+
+
+class Asked(NamedTuple):
+    """A field of a board, or of one of its links."""
+
+    field: Field
+    link: int | None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the value: the link comes first."""
+        return self.field.labels if self.link is None else (str(self.link), *self.field.labels)
+
+
+def questions(wanted: frozenset[str], links: int) -> tuple[Asked, ...]:
+    """What there is to ask of a board with so many links."""
+    board = [Asked(field, None) for field in FIELDS]
+    of_links = [Asked(field, link) for link in range(links) for field in LINK_FIELDS]
+    return tuple(asked for asked in (*board, *of_links) if asked.field.metric in wanted)
+
+
+def link_count(nvml: ModuleType, handle: Any) -> int:
+    """How many NVLinks the board has; 0 where it does not say. Raises ``NVMLError``."""
+    (answer,) = nvml.nvmlDeviceGetFieldValues(handle, [_LINK_COUNT])
+    return 0 if answer.nvmlReturn else int(_number(answer))
+
+
+def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked]) -> Iterator[Given]:
+    """The values that the board gives, in one call. Raises ``NVMLError``, ``DeviceLost``, and, where no field has
+    answered and one of them has failed, ``DeviceFault``.
+    """
+    # The library counts a field twice where two values are made of it; each is asked for once.
+    scopes = list(dict.fromkeys((each.field.number, each.link or 0) for each in asked))
+    answers = dict(zip(scopes, nvml.nvmlDeviceGetFieldValues(handle, scopes), strict=True))
+    _raise_failed([answer.nvmlReturn for answer in answers.values()])
+    given = set()
+    for each in asked:
+        answer = answers[each.field.number, each.link or 0]
+        if answer.nvmlReturn or (each.field.metric, each.labels) in given:
+            continue
+        value = each.field.convert(_number(answer))
+        if value is not None:
+            given.add((each.field.metric, each.labels))
+            yield Given(each.field.metric, value, each.labels)
+
+
+def _raise_failed(codes: Iterable[int]) -> None:
+    found = set(codes)
+    if GPU_IS_LOST in found:
+        raise DeviceLost("nvmlDeviceGetFieldValues: GPU is lost")
+    failed = sorted(found - {0, *_NONE})
+    if failed and 0 not in found:
+        raise DeviceFault(reason_of(failed[0]), f"nvmlDeviceGetFieldValues: every field failed, with {failed}")
+
+
+def _number(answer: Any) -> float:
+    """A type that is newer than this is no number."""
+    kind = answer.valueType
+    return float("nan") if not 0 <= kind < len(_TYPES) else getattr(answer.value, _TYPES[kind])

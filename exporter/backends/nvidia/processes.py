@@ -1,0 +1,80 @@
+"""Which processes are on a board or a MIG device, and what they hold and do there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from exporter import units
+from exporter.backends.base import Use
+from exporter.backends.nvidia.codes import NONE_HERE
+from exporter.model import DeviceKey
+
+
+class Processes:
+    """Keeps when each board was last asked what its processes did."""
+
+    def __init__(self, nvml: ModuleType) -> None:
+        self._nvml = nvml
+        self._since: dict[DeviceKey, int] = {}
+
+    def on(self, key: DeviceKey, handle: Any, *, part: bool) -> list[Use]:
+        """Those that compute there or draw. Raises ``NVMLError``.
+
+        The versioned calls: where an older driver lacks them, pynvml's others raise what is no ``NVMLError``.
+        """
+        nvml = self._nvml
+        held = {
+            process.pid: process.usedGpuMemory
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+            if process.pid
+        }
+        # A process that does both is in both lists, with the same memory.
+        for process in self._drawing(handle):
+            if process.pid:
+                held.setdefault(process.pid, process.usedGpuMemory)
+        shares = {} if part else self._shares(key, handle)
+        return [
+            Use(pid, None if memory is None else units.byte_count(memory), _share(shares, pid))
+            for pid, memory in sorted(held.items())
+        ]
+
+    def _drawing(self, handle: Any) -> Iterable[Any]:
+        """None where a card that cannot draw has no such list."""
+        try:
+            found: Iterable[Any] = self._nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
+        except self._nvml.NVMLError as error:
+            if error.value not in NONE_HERE:
+                raise
+            return ()
+        return found
+
+    def _shares(self, key: DeviceKey, handle: Any) -> dict[int, float] | None:
+        """Each process's share of the time since the cycle before, as the mean of the driver's samples of that time;
+        None at first, and where the driver has none.
+        """
+        since = self._since.get(key)
+        try:
+            samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, since or 0)
+        except self._nvml.NVMLError as error:
+            if error.value not in NONE_HERE:
+                raise
+            return None
+        times = [sample.timeStamp for sample in samples]
+        self._since[key] = max([since or 0, *times])
+        fresh = [sample for sample in samples if since is not None and sample.timeStamp > since]
+        if not fresh:
+            return None
+        found: dict[int, list[float]] = defaultdict(list)
+        for sample in fresh:
+            share = units.ratio_of_percent(sample.smUtil)
+            if share is not None:
+                found[sample.pid].append(share)
+        return {pid: sum(shares) / len(shares) for pid, shares in found.items()}
+
+
+def _share(shares: dict[int, float] | None, pid: int) -> float | None:
+    """A process without a sample has done nothing, where others have some."""
+    return None if not shares else shares.get(pid, 0.0)
