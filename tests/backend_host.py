@@ -42,9 +42,19 @@ def devices(sample: VendorSample) -> dict[str, Device]:
     return {device.key.identity: device for device in sample.devices}
 
 
+CORE = ("utilization", "memory_free", "memory_used", "memory_total", "temperature")
+"""The readings that a card of any vendor may have."""
+
+
 def values(sample: VendorSample, identity: str) -> dict[str, float]:
-    """The readings of a device."""
-    return {reading.metric: reading.value for reading in sample.readings if reading.key.identity == identity}
+    """Those of a device."""
+    return {metric: value for (metric, own), value in everything(sample, identity).items() if metric in CORE}
+
+
+def everything(sample: VendorSample, identity: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    """All readings of a device, by metric and by the values of the family's own labels."""
+    found = (reading for reading in sample.readings if reading.key.identity == identity)
+    return {(reading.metric, reading.labels): reading.value for reading in found}
 
 
 def state(sample: VendorSample, identity: str) -> str:

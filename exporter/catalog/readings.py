@@ -160,7 +160,8 @@ READINGS: dict[str, Family] = {
     ),
     "performance_state": reading(
         "gpu_performance_state",
-        "Performance state: 0 is the highest performance, 15 the lowest.",
+        "Performance state: 0 is the highest performance, 15 the lowest. One call more a card, so only on request.",
+        costly=True,
         nvidia="nvmlDeviceGetPerformanceState",
     ),
     "throttled": reading(
@@ -350,7 +351,8 @@ READINGS: dict[str, Family] = {
     ),
     "processes": reading(
         "gpu_processes",
-        "Processes that compute on the device.",
+        "Processes that compute on the device. One call more a card, so only on request.",
+        costly=True,
         nvidia="nvmlDeviceGetComputeRunningProcesses",
         amd="the KFD's list of processes",
         intel="the DRM clients' fdinfo",

@@ -4,9 +4,13 @@
  *
  *   driver 550.54.15              the driver's version
  *   count 4                       what nvmlDeviceGetCount_v2 says; without it, the number of gpu lines
- *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp
- *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util: a part of card INDEX
- *   process INDEX PID [MIGINDEX]  a process that computes on card INDEX, or on that part of it
+ *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp, and those below
+ *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util mps: a part of card INDEX
+ *   process INDEX PID [MIGINDEX] [memory=BYTES] [sm=PERCENT] [draws]   a process that computes on card INDEX, or on
+ *                                 that part of it, or only draws there; sm= gives it a sample of utilization
+ *   field INDEX NUMBER VALUE [link=N] [type=double|uint|ull|sll|usi]   what nvmlDeviceGetFieldValues says; VALUE may be
+ *                                 "error CODE". Fields without a line answer NOT_SUPPORTED
+ *   xid INDEX CODE                an error that the card's driver tells: lines that come while a set has the card
  *   fault CALL WHERE CODE         the call answers CODE; CALL is a symbol or *, WHERE a card's index or *
  *   hang CALL WHERE               the call does not return while this line is there
  *   slow CALL WHERE MILLISECONDS  the call takes that long, then answers from the state as it is by then
@@ -27,13 +31,22 @@
 
 static const Fake fake = {.name = "nvml", .variable = "FAKE_NVML_STATE", .own_rule = "lost"};
 
-enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_PROCESSES = 256, MAX_HANDLES = 4096, MIG_SLOTS = 7, WHOLE = -1 };
+enum { TEXT = 128, LONG_TEXT = 4096, MAX_DEVICES = 256, MAX_PROCESSES = 256, MAX_HANDLES = 4096, MIG_SLOTS = 7, WHOLE = -1, MAX_FIELDS = 4096, MAX_XIDS = 256 };
 #define LOST OWN
 
 /* The keys that hold text come first; from MINOR on all are numbers. */
-enum key { UUID, PCI, NAME, MIG, MINOR, TOTAL, FREE, USED, RESERVED, UTIL, TEMP, GI, CI, KEYS };
-static const char *const key_names[] = {"uuid", "pci",      "name", "mig",  "minor", "total", "free",
-                                        "used", "reserved", "util", "temp", "gi",    "ci",    NULL};
+enum key {
+    UUID, PCI, NAME, MIG, MINOR, TOTAL, FREE, USED, RESERVED, UTIL, TEMP, GI, CI,
+    /* encoder and decoder in percent, clocks in MHz, milliwatts, KB/s, a mask of reasons, multiprocessors */
+    ENCODER, DECODER, SM_CLOCK, MEMORY_CLOCK, MAX_SM_CLOCK, MAX_MEMORY_CLOCK, POWER, LIMIT, FANS, FAN, PSTATE, REASONS,
+    SHUTDOWN, SLOWDOWN, MEMORY_MAX, GPU_MAX, SENT, RECEIVED, MPS, GPM, GPM_SM, GPM_TENSOR, GPM_MEMORY, XIDS,
+    KEYS
+};
+static const char *const key_names[] = {
+    "uuid", "pci", "name", "mig", "minor", "total", "free", "used", "reserved", "util", "temp", "gi", "ci",
+    "encoder", "decoder", "sm_clock", "memory_clock", "max_sm_clock", "max_memory_clock", "power", "limit", "fans", "fan",
+    "pstate", "reasons", "shutdown", "slowdown", "memory_max", "gpu_max", "sent", "received", "mps", "gpm", "gpm_sm",
+    "gpm_tensor", "gpm_memory", "xids", NULL};
 
 /* What an nvmlDevice_t points to. An entry is never freed, so that a handle outlives its card, as a real one does. */
 struct nvmlDevice_st {
@@ -55,14 +68,30 @@ typedef Found Device;
 typedef struct {
     long card, slot;
     unsigned pid;
+    bool draws, sampled;
+    unsigned long long memory, sm;
 } Process;
+
+typedef struct {
+    long card;
+    unsigned number, link, error;
+    nvmlValueType_t type;
+    char value[32];
+} Field;
+
+typedef struct {
+    long card;
+    unsigned long long code;
+} Xid;
 
 static struct {
     long count, cards;
-    unsigned devices, processes;
+    unsigned devices, processes, fields, xids;
     char driver[TEXT], log[LONG_TEXT];
     Device device[MAX_DEVICES];
     Process process[MAX_PROCESSES];
+    Field field[MAX_FIELDS];
+    Xid xid[MAX_XIDS];
 } state;
 
 static struct nvmlDevice_st handles[MAX_HANDLES];
@@ -109,8 +138,48 @@ static void parse_process(char **rest) {
     Process *process = &state.process[state.processes++];
     process->card = (long)number(need_word(rest));
     process->pid = (unsigned)number(need_word(rest));
-    const char *slot = next_word(rest);
-    process->slot = slot == NULL ? WHOLE : (long)number(slot);
+    process->slot = WHOLE;
+    process->memory = (unsigned long long)NVML_VALUE_NOT_AVAILABLE;
+    for (char *word = next_word(rest); word != NULL; word = next_word(rest)) {
+        if (strcmp(word, "draws") == 0)
+            process->draws = true;
+        else if (strchr(word, '=') == NULL) {
+            demand(process->slot == WHOLE, "one word too many", word);
+            process->slot = (long)number(word);
+        } else {
+            const char *value = value_of(word);
+            process->sampled = process->sampled || position(word, (const char *const[]){"memory", "sm", NULL}) == 1;
+            *(*word == 'm' ? &process->memory : &process->sm) = number(value);
+        }
+    }
+}
+
+static void parse_field(char **rest) {
+    static const char *const types[] = {"double", "uint", "ulong", "ull", "sll", "si", "usi", NULL};
+    demand(state.fields < MAX_FIELDS, "too many fields", *rest);
+    Field *field = &state.field[state.fields++];
+    field->card = (long)number(need_word(rest));
+    field->number = (unsigned)number(need_word(rest));
+    field->type = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+    const char *value = need_word(rest);
+    if (strcmp(value, "error") == 0)
+        field->error = (unsigned)number(need_word(rest));
+    else
+        keep(field->value, value, sizeof field->value);
+    for (char *word = next_word(rest); word != NULL; word = next_word(rest)) {
+        const char *given = value_of(word);
+        if (strcmp(word, "link") == 0)
+            field->link = (unsigned)number(given);
+        else
+            field->type = (nvmlValueType_t)position(given, types);
+    }
+}
+
+static void parse_xid(char **rest) {
+    demand(state.xids < MAX_XIDS, "too many errors", *rest);
+    Xid *xid = &state.xid[state.xids++];
+    xid->card = (long)number(need_word(rest));
+    xid->code = number(need_word(rest));
 }
 
 static void parse_rule(const char *word, char **rest) {
@@ -130,6 +199,10 @@ static void parse_words(const char *first, char **rest) {
         parse_device(rest, *first == 'm');
     else if (strcmp(first, "process") == 0)
         parse_process(rest);
+    else if (strcmp(first, "field") == 0)
+        parse_field(rest);
+    else if (strcmp(first, "xid") == 0)
+        parse_xid(rest);
     else
         parse_rule(first, rest);
 }
@@ -484,22 +557,24 @@ CALL(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_t *out)
     return NVML_SUCCESS;
 }
 
-/* The instance's number, or nvml.h's "none". How much memory a process uses is not said. */
+/* The instance's number, or nvml.h's "none". */
 static unsigned instance(const Device *device, enum key key) {
     return device != NULL && device->given[key] ? (unsigned)number(device->value[key]) : 0xffffffff;
 }
 
 /* How many processes compute on what was found, a card with those of all its parts; writes the first of them. */
-static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, unsigned room) {
+static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, unsigned room, bool draws) {
     unsigned count = 0;
     pthread_mutex_lock(&lock);
     for (const Process *process = state.process; process < state.process + state.processes; process++) {
         if (process->card != found->card || (found->slot != WHOLE && process->slot != found->slot))
             continue;
+        if (process->draws != draws)
+            continue;
         const Device *part = process->slot == WHOLE ? NULL : at(process->card, process->slot);
         if (count < room)
             infos[count] = (nvmlProcessInfo_t){.pid = process->pid,
-                                               .usedGpuMemory = (unsigned long long)NVML_VALUE_NOT_AVAILABLE,
+                                               .usedGpuMemory = process->memory,
                                                .gpuInstanceId = instance(part, GI),
                                                .computeInstanceId = instance(part, CI)};
         count++;
@@ -509,11 +584,16 @@ static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, un
 }
 
 /* nvml.h: with too little room it says how much is needed; without any it needs no array. */
-CALL(nvmlDeviceGetComputeRunningProcesses_v3, nvmlDevice_t device, unsigned *out, nvmlProcessInfo_t *infos) {
-    ON(BOTH);
-    const unsigned room = *out;
-    if (room > 0 && infos == NULL)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *out = list_processes(&found, infos, room);
-    return *out > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
-}
+#define PROCESS_CALL(name, draws)                                                                                      \
+    CALL(name, nvmlDevice_t device, unsigned *out, nvmlProcessInfo_t *infos) {                                         \
+        ON(BOTH);                                                                                                      \
+        const unsigned room = *out;                                                                                    \
+        if (room > 0 && infos == NULL)                                                                                 \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
+        *out = list_processes(&found, infos, room, draws);                                                             \
+        return *out > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;                                              \
+    }
+PROCESS_CALL(nvmlDeviceGetComputeRunningProcesses_v3, false)
+PROCESS_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, true)
+
+#include "nvml_watched.h"

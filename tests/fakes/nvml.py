@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,9 @@ from tests.fakes.shared_object import BuildError, CompilerMissingError
 
 __all__ = [
     "CALLS",
+    "FIELDS",
     "GIB",
+    "LINK_FIELDS",
     "MIB",
     "MOST_EQUAL_CARDS",
     "SONAME",
@@ -32,12 +34,14 @@ __all__ = [
     "build",
     "build_or_skip",
     "equal_cards",
+    "watched_cards",
 ]
 
 NAME = "pretend NVML"
 SONAME = "libnvidia-ml.so.1"
 SOURCE = Path(__file__).with_name("nvml.c")
-CALLS = frozenset(re.findall(r"^(?:[A-Z]+_)?(?:CALL|EXPORTED)\((nvml\w+)", SOURCE.read_text(), re.MULTILINE))
+_TEXTS = (SOURCE.read_text(), SOURCE.with_name("nvml_watched.h").read_text())
+CALLS = frozenset(re.findall(r"^(?:[A-Z]+_)?(?:CALL|EXPORTED)\((nvml\w+)", "\n".join(_TEXTS), re.MULTILINE))
 """Every symbol that the library exports, and so every CALL that a rule may name beside ``*``."""
 
 GIB = 1 << 30
@@ -85,6 +89,11 @@ class Mig:
     free: int | None = None
     used: int | None = None
     util: int | None = None
+    mps: int | None = None
+    gpm: int | None = None
+    gpm_sm: int | None = None
+    gpm_tensor: int | None = None
+    gpm_memory: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,30 @@ class Gpu:
     util: int | None = None
     temp: int | None = None
     mig: Literal[0, 1, "none"] | None = None
+    encoder: int | None = None
+    decoder: int | None = None
+    sm_clock: int | None = None
+    memory_clock: int | None = None
+    max_sm_clock: int | None = None
+    max_memory_clock: int | None = None
+    power: int | None = None
+    limit: int | None = None
+    fans: int | None = None
+    fan: int | None = None
+    pstate: int | None = None
+    reasons: int | None = None
+    shutdown: int | None = None
+    slowdown: int | None = None
+    memory_max: int | None = None
+    gpu_max: int | None = None
+    sent: int | None = None
+    received: int | None = None
+    gpm: int | None = None
+    gpm_sm: int | None = None
+    gpm_tensor: int | None = None
+    gpm_memory: int | None = None
+    xids: Literal[1] | None = None
+    fields: tuple[str, ...] = ()
     instances: tuple[Mig, ...] = ()
 
 
@@ -159,6 +192,79 @@ def _equal_card(index: int, count: int) -> Gpu:
     )
 
 
+def watched_cards(count: int) -> tuple[Gpu, ...]:
+    """Equal cards that tell all that NVML can of a card without MIG: every number of a card encodes its index."""
+    return tuple(_watched(gpu, index) for index, gpu in enumerate(equal_cards(count)))
+
+
+FIELDS = {
+    186: 71_250,
+    190: 300_000,
+    189: 350_000,
+    188: 400_000,
+    83: 5_000_500,
+    82: 60,
+    94: 3,
+    197: 1 << 40,
+    198: 1 << 41,
+    1: 1,
+    3: 11,
+    4: 21,
+    5: 31,
+    6: 41,
+    29: 51,
+    30: 61,
+    31: 0,
+    142: 71,
+    143: 81,
+    144: 1,
+    145: 0,
+    230: 1,
+    91: 2,
+    74: 1_000_000_000,
+    76: 2_000_000_000,
+    269: 3_000_000_000,
+    270: 4_000_000_000,
+    271: 5_000_000_000,
+}
+"""What the first of :func:`watched_cards` says in each field; others say more by their index, but of switches."""
+
+LINK_FIELDS = {165: 1, 138: 1000, 139: 2000, 161: 5, 162: 6, 163: 7}
+"""The same, of its first link; the other says 100 more."""
+
+_SWITCHES = (1, 31, 91, 144, 145, 165, 230)
+
+
+def _watched(gpu: Gpu, index: int) -> Gpu:
+    board = [f"{number} {value + (0 if number in _SWITCHES else index)}" for number, value in FIELDS.items()]
+    links = [
+        f"{number} {value + (0 if number in _SWITCHES else 100 * link + index)} link={link}"
+        for number, value in LINK_FIELDS.items()
+        for link in range(2)
+    ]
+    return replace(
+        gpu,
+        encoder=1 + index,
+        decoder=11 + index,
+        sm_clock=1500 + index,
+        memory_clock=9000 + index,
+        max_sm_clock=2500 + index,
+        max_memory_clock=9500 + index,
+        fans=1,
+        fan=30 + index,
+        pstate=index,
+        reasons=0x4 | 0x20,
+        shutdown=100,
+        slowdown=95,
+        memory_max=93,
+        gpu_max=90,
+        sent=1000 + index,
+        received=2000 + index,
+        xids=1,
+        fields=(*board, *links),
+    )
+
+
 def _head(driver: str | None, count: int | None) -> Iterator[str]:
     if driver is not None:
         yield f"driver {shared_object.quoted(driver)}"
@@ -169,6 +275,7 @@ def _head(driver: str | None, count: int | None) -> Iterator[str]:
 def _cards(gpus: Sequence[Gpu]) -> Iterator[str]:
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index
-        yield shared_object.device_line("gpu", index, device=gpu, without={"index", "instances"})
+        yield shared_object.device_line("gpu", index, device=gpu, without={"index", "instances", "fields"})
+        yield from (f"field {index} {field}" for field in gpu.fields)
         for part in gpu.instances:
             yield shared_object.device_line("mig", index, part.index, device=part, without={"index"})

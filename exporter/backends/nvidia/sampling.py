@@ -26,8 +26,9 @@ _PROFILE = re.compile(r"MIG (\S+)$")
 
 
 class _Board(NamedTuple):
-    """What does not change while a board is there: the calls for it, and whether GPM tells of it."""
+    """What does not change while a board is there in one mode: the calls for it, and whether GPM tells of it."""
 
+    mig_mode: bool | None
     rows: tuple[Read, ...]
     asked: tuple[fields.Asked, ...]
     monitored: bool
@@ -115,7 +116,7 @@ class Sampling:
     def _board(self, device: Device, kept: _Kept, handle: Any) -> _Board:
         """Looked up when the board is first read."""
         known = kept.board
-        if known is None:
+        if known is None or known.mig_mode != device.mig_mode:
             nvml = self._nvml
             fans = self._number(lambda: nvml.nvmlDeviceGetNumFans(handle), device) if self._wants("fan_speed") else 0
             with_links = self._wants("link_up", "link_transmitted", "link_received", "link_errors")
@@ -125,7 +126,7 @@ class Sampling:
             rows = tuple(
                 row for row in (*reads.READS, *reads.of_fans(fans)) if row.boards and self._wants(*row.metrics)
             )
-            known = _Board(rows, fields.questions(self._wanted, links), bool(monitored))
+            known = _Board(device.mig_mode, rows, fields.questions(self._wanted, links), bool(monitored))
             kept.board = known
         return known
 
