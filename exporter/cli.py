@@ -111,8 +111,10 @@ async def _run(options: Options, manager: systemd.ServiceManager) -> None:
 
 
 def _once(options: argparse.Namespace) -> int:
-    snapshot = one_cycle.snapshot(options, complete=True)
-    page = render(registry_of(snapshot, ReloadStatus(True, time.time()), process=False), encoder_for("")[0])
+    settings = load_settings(options.config_file)
+    snapshot = one_cycle.snapshot(options, complete=True, settings=settings)
+    reload, prefix = ReloadStatus(True, time.time()), settings.metrics.prefix
+    page = render(registry_of(snapshot, reload, process=False, prefix=prefix), encoder_for("")[0])
     if options.output is not None:
         _write_atomically(Path(options.output), page)
     else:

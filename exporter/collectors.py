@@ -112,6 +112,8 @@ class RowCollector(Collector):
     """Families given as rows of label sets and values, of which a page is made with or without the client library."""
 
     families: Sequence[Family]
+    prefix = ""
+    """What is put in front of every family's name."""
 
     def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
         """The rows of each family."""
@@ -119,15 +121,24 @@ class RowCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The families without samples, for registration."""
-        return map(empty, self.families)
+        return (empty(prefixed(family, self.prefix)) for family in self.families)
+
+    def named_rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
+        """The rows of each family, under the name that it has on the page."""
+        return ((prefixed(family, self.prefix), rows) for family, rows in self.rows())
 
     def collect(self) -> Iterator[Metric]:
         """The families of this snapshot; a reading that nobody gave has none."""
-        for family, rows in self.rows():
+        for family, rows in self.named_rows():
             metric = empty(family)
             for labels, value in rows:
                 metric.add_sample(family.name, labels.pairs, value)
             yield metric
+
+
+def prefixed(family: Family, prefix: str) -> Family:
+    """The family under its name on the page."""
+    return family._replace(name=prefix + family.name) if prefix else family
 
 
 def empty(family: Family) -> Metric:
@@ -211,6 +222,8 @@ class ExporterCollector(RowCollector):
         catalog.BACKEND_FAULTS,
         catalog.BACKEND_FAULT_INFO,
         catalog.HINT_INFO,
+        catalog.DEVICES_EXPECTED,
+        catalog.DEVICES_FOUND,
         catalog.FLEETS_LEFT_OUT,
         catalog.BUILD_INFO,
         catalog.RELOAD_SUCCESSFUL,
@@ -243,6 +256,9 @@ class ExporterCollector(RowCollector):
         )
         hints = ((row.vendor, code) for row in backends for code in sorted({hint.code for hint in row.hints}))
         yield catalog.HINT_INFO, ((of(vendor=vendor, hint=code), 1.0) for vendor, code in hints)
+        expected = [(labels.one, row.cards_expected) for labels, row in labelled]
+        yield catalog.DEVICES_EXPECTED, ((labels, float(count)) for labels, count in expected if count is not None)
+        yield catalog.DEVICES_FOUND, ((labels.one, float(row.cards_found)) for labels, row in labelled)
         yield catalog.FLEETS_LEFT_OUT, [(of(), float(self._left_out))]
         yield catalog.BUILD_INFO, [(of(version=__version__, python_version=platform.python_version()), 1.0)]
         yield catalog.RELOAD_SUCCESSFUL, [(of(), float(self._reload.successful))]
@@ -265,19 +281,26 @@ class _Process(ProcessCollector):
 PROCESS = _Process()
 
 
-def collectors_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets | None = None) -> tuple[RowCollector, ...]:
+def collectors_of(
+    snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets | None = None, *, prefix: str = ""
+) -> tuple[RowCollector, ...]:
     """The collectors that show this snapshot; ``sets`` are those of the page before."""
     sets = LabelSets() if sets is None else sets
     sets.begin()
-    return FleetCollector(snapshot, sets), DeviceCollector(snapshot, sets), ExporterCollector(snapshot, reload, sets)
+    made = (FleetCollector(snapshot, sets), DeviceCollector(snapshot, sets), ExporterCollector(snapshot, reload, sets))
+    for collector in made:
+        collector.prefix = prefix
+    return made
 
 
-def registry_of(snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True) -> CollectorRegistry:
+def registry_of(
+    snapshot: Snapshot, reload: ReloadStatus, *, process: bool = True, prefix: str = ""
+) -> CollectorRegistry:
     """A registry of :func:`collectors_of`, which refuses a family that two of them give; ``process`` adds the parent's
     own ``process_*`` families.
     """
     registry = CollectorRegistry(auto_describe=False)
-    shown = collectors_of(snapshot, reload)
+    shown = collectors_of(snapshot, reload, prefix=prefix)
     for collector in (*shown, PROCESS) if process else shown:
         registry.register(collector)
     return registry

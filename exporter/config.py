@@ -8,6 +8,7 @@ Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import yaml
 from msgspec import Meta
 
 from exporter import patterns
+from exporter.catalog import FAMILIES, NAMES, matches
 from exporter.facts import FACTS
 from exporter.fleet_names import PLACEHOLDER, placeholders
 from exporter.model import EVIDENCE, Evidence
@@ -58,6 +60,22 @@ _Unit = Annotated[
     ),
 ]
 _Pattern = Annotated[str, Meta(min_length=1, description="a regular expression", extra={"regular expression": True})]
+_Glob = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[a-z0-9_*?\[\]!-]{1,200}\Z",
+        description="the name of a family, in which * and ? and [...] stand for others as in a shell",
+        extra={"empty": True},
+    ),
+]
+_Prefix = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?:[a-z_][a-z0-9_]{0,62})?\Z",
+        description='what a metric\'s name may begin with, of the characters a-z 0-9 _, such as fleet_, or ""',
+    ),
+]
+_CardCount = Annotated[int, Meta(ge=0, le=256)]
 _ProbeMode = Annotated[str, Meta(extra={"names": "mode"})]
 _Interval = Annotated[float, Meta(ge=0.25, le=3600, extra={"null": True})]
 
@@ -83,6 +101,14 @@ class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept: tuple[_Grade, ...] = EVIDENCE
     probe: _ProbeMode = "auto"
     max_fleets: Annotated[int, Meta(ge=1, le=100_000)] = 256
+
+
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which families of readings there are, by globs over their names, and what is put in front of every name."""
+
+    include: tuple[_Glob, ...] = ("*",)
+    exclude: tuple[_Glob, ...] = ()
+    prefix: _Prefix = ""
 
 
 class ProcessPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +163,7 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. ``backends`` None: every vendor that this host has. Fleet names are unique.
 
+    ``expected_devices`` has how many whole cards of a backend there should be; it is one of ``backends`` then.
     ``libraries`` has a vendor's library file by backend, where it is not where the vendor's package looks for it.
     """
 
@@ -144,6 +171,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     libraries: dict[_Backend, _Path] = msgspec.field(default_factory=dict)
     sampling: Sampling = Sampling()
     mapping: Mapping = Mapping()
+    metrics: Metrics = Metrics()
+    expected_devices: dict[_Backend, _CardCount] = msgspec.field(default_factory=dict)
     fleets: tuple[FleetSettings, ...] = ()
 
 
@@ -193,11 +222,38 @@ class _Reader(Reader):
         """A fleet has rules."""
         if struct is FleetSettings:
             self._check_fleet(node, data, key)
+        if struct is Settings:
+            self._check_expected(node, data)
 
     def check_names(self, node: yaml.Node, names: list[str], key: str) -> None:
         """Made-up cards stand beside no real ones."""
         if key == "backends" and "simulated" in names[1:] + names[:-1]:
             self.fail(node, key, "expected simulated alone: beside others its cards would be taken for real ones")
+        if key in ("metrics.include", "metrics.exclude"):
+            self._check_globs(node, names, key)
+
+    def _check_globs(self, node: yaml.Node, names: list[str], key: str) -> None:
+        """A pattern without any family is a mistake; mapping and health are no readings, and always there."""
+        always = [family.name for family in FAMILIES if family.name not in NAMES]
+        for index, pattern in enumerate(names):
+            if matches(pattern):
+                continue
+            place = f"{key}[{index}]"
+            if matches(pattern, always):
+                self.fail(
+                    node.value[index], place, f"expected readings, found {quoted(pattern)}, which are always there"
+                )
+            close = difflib.get_close_matches(pattern, NAMES, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            self.fail(node.value[index], place, f"found {quoted(pattern)}, which no family of readings matches{hint}")
+
+    def _check_expected(self, node: yaml.Node, data: dict[str, Any]) -> None:
+        """Cards of a backend that is not there cannot be expected."""
+        named = data.get("backends")
+        for name in data.get("expected_devices", {}):
+            if name not in (named or [name]) or (not named and name == "simulated"):
+                value = next(value for key_node, value in node.value if key_node.value == "expected_devices")
+                self.fail(value, f"expected_devices.{name}", "expected one of backends, which does not name it")
 
     def _check_fleet(self, node: yaml.Node, data: dict[str, Any], key: str) -> None:
         nodes = {key_node.value: value for key_node, value in node.value}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exporter import __version__, backends, capabilities, config, fleets, masks
+from exporter.catalog import selection
 from exporter.collectors import ReloadStatus
 from exporter.config import Settings
 from exporter.errors import ConfigError, CouldNot, ExporterError
@@ -106,19 +107,23 @@ class Host:
 
     def _configure(self, settings: Settings, watched: fleets.Fleets) -> tuple[Source, ...]:
         vendors = _vendors(settings)
-        sources = {vendor: self._source(vendor, settings.libraries.get(vendor)) for vendor in vendors}
+        wanted = selection(settings.metrics.include, settings.metrics.exclude).readings
+        sources = {vendor: self._source(vendor, settings.libraries.get(vendor), wanted) for vendor in vendors}
         for source in sources.values():
-            source.named = settings.backends is not None
-        dropped = self.sampler.configure(tuple(sources.values()), watched, settings.mapping, settings.sampling)
+            source.named = settings.backends is not None or source.vendor in settings.expected_devices
+        dropped = self.sampler.configure(tuple(sources.values()), watched, settings)
         self._sources, self.settings = sources, settings
         return dropped
 
-    def _source(self, vendor: str, library: str | None) -> Source:
-        """The source that serves already, unless the settings name another library, or it does without one by now."""
+    def _source(self, vendor: str, library: str | None, wanted: frozenset[str]) -> Source:
+        """The source that serves already, unless it is to read by another library or other metrics, or does without a
+        library by now.
+        """
         known = self._sources.get(vendor)
-        if known is not None and known.shared_object == library and not known.supervisor.cautious:
+        same = known is not None and (known.shared_object, known.wanted) == (library, wanted)
+        if known is not None and same and not known.supervisor.cautious:
             return known
-        return Source(vendor, self._options.sysfs, self._options.procfs, library)
+        return Source(vendor, self._options.sysfs, self._options.procfs, library, wanted)
 
     async def snapshot(self) -> Snapshot:
         """One cycle within the settings' deadline."""
@@ -160,6 +165,11 @@ class Daemon:
         self._started = False
         self._summary = "starting"
         self.reload_status = ReloadStatus(False, 0.0)
+
+    @property
+    def metrics_prefix(self) -> str:
+        """What the settings put in front of every family's name."""
+        return self._host.settings.metrics.prefix
 
     @property
     def deadline_seconds(self) -> float:

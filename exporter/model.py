@@ -327,7 +327,11 @@ class FleetMapping(msgspec.Struct, frozen=True):
 
 
 class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend's row: up, how long its cycle took, the fault that holds, and its faults so far by reason."""
+    """One backend's row: up, how long its cycle took, the fault that holds, and its faults so far by reason.
+
+    ``cards_found`` are the whole cards that answered, or sleep; ``cards_expected`` is None where the settings expect
+    nothing.
+    """
 
     vendor: str
     up: bool
@@ -336,6 +340,8 @@ class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
     faults_total: Mapping[str, int]
     driver_version: str = ""
     hints: tuple[Hint, ...] = ()
+    cards_found: int = 0
+    cards_expected: int | None = None
 
 
 class Binding(msgspec.Struct, frozen=True):

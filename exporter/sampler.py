@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingOf
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -17,8 +18,9 @@ from exporter import pci
 from exporter.attribution import attribute
 from exporter.backends import LENT_CAPABILITIES
 from exporter.binding import Bound, Known, bind
-from exporter.config import Mapping, Sampling
-from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome
+from exporter.catalog import DEFAULT
+from exporter.config import Mapping, Sampling, Settings
+from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome, VendorSample
 from exporter.probing import Answers, Question
 from exporter.supervisor import Backoff, Supervisor
 
@@ -34,8 +36,11 @@ _BACKGROUND_KEEPS, _BACKGROUND_LASTS = 2.5, 1.25
 class Source:
     """One vendor's worker, and whether the vendor is sure to be on this host: named, or seen on the PCI bus."""
 
-    def __init__(self, vendor: str, sysfs: str, procfs: str, library: str | None = None) -> None:
-        self.vendor, self.shared_object = vendor, library
+    def __init__(
+        self, vendor: str, sysfs: str, procfs: str, library: str | None = None, wanted: frozenset[str] = DEFAULT
+    ) -> None:
+        """``wanted`` are the metrics that its worker reads."""
+        self.vendor, self.shared_object, self.wanted = vendor, library, wanted
         self.named = False
         self._sysfs = sysfs
         self._on_bus = False
@@ -43,8 +48,9 @@ class Source:
         self._look: threading.Thread | None = None
         arguments = (f"--path.sysfs={sysfs}", f"--path.procfs={procfs}")
         named = () if library is None else (f"--library={library}",)
+        metrics = () if wanted == DEFAULT else (f"--metrics={','.join(sorted(wanted))}",)
         lent = vendor in LENT_CAPABILITIES
-        self.supervisor = Supervisor(vendor, (*arguments, *named), lent=lent, backoff=self._backoff)
+        self.supervisor = Supervisor(vendor, (*arguments, *named, *metrics), lent=lent, backoff=self._backoff)
 
     def expected(self) -> bool:
         """Named by the settings, or seen on the bus.
@@ -89,9 +95,19 @@ class FaultCounts:
         return {reason: counts[reason] for reason in FAULT_REASONS}
 
 
-def status_of(outcome: VendorOutcome, counts: FaultCounts) -> BackendStatus:
+def _found(sample: VendorSample | None) -> int:
+    """Whole cards that answered, or sleep."""
+    if sample is None:
+        return 0
+    states = {entry.key: entry.state for entry in sample.states}
+    return sum(device.parent is None and states.get(device.key) in ("ok", "asleep") for device in sample.devices)
+
+
+def status_of(outcome: VendorOutcome, counts: FaultCounts, expected: MappingOf[str, int]) -> BackendStatus:
     """The backend's row for one cycle."""
     return BackendStatus(
+        cards_found=_found(outcome.sample),
+        cards_expected=expected.get(outcome.vendor),
         vendor=outcome.vendor,
         up=outcome.sample is not None,
         duration_seconds=outcome.duration_seconds,
@@ -183,6 +199,7 @@ class Sampler:
         self._tried: set[str] = set()
         self._searches: dict[str, asyncio.Task[VendorOutcome]] = {}
         self._sampling = Sampling()
+        self._expected: MappingOf[str, int] = {}
         self._bound = Bound()
         self._counts = FaultCounts()
         self._flight: _Flight | None = None
@@ -192,9 +209,7 @@ class Sampler:
         self._generation = 0
         self._background: asyncio.Task[None] | None = None
 
-    def configure(
-        self, sources: Sequence[Source], watched: Watched, mapping: Mapping, sampling: Sampling
-    ) -> tuple[Source, ...]:
+    def configure(self, sources: Sequence[Source], watched: Watched, settings: Settings) -> tuple[Source, ...]:
         """Take these settings from now on, all at once; workers of sources that stay go on running.
 
         Fleets are bound anew. Returns the sources that are no longer used, to be stopped.
@@ -205,17 +220,18 @@ class Sampler:
         self._searches = {vendor: search for vendor, search in self._searches.items() if vendor in self._tried}
         self._sources = kept
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
-        self._watched, self._mapping, self._sampling = watched, mapping, sampling
+        self._watched, self._mapping, self._sampling = watched, settings.mapping, settings.sampling
+        self._expected = settings.expected_devices
         self._bound, self._last = Bound(epochs=self._bound.epochs), None
         self._generation += 1
         for source in sources:
-            source.supervisor.hang_seconds = sampling.hang_seconds
+            source.supervisor.hang_seconds = settings.sampling.hang_seconds
             source.supervisor.users = watched.live
         if self._background is not None:
             self._background.cancel()
             self._background = None
-        if sampling.interval_seconds is not None:
-            self._background = asyncio.create_task(self._sample_at(sampling.interval_seconds))
+        if settings.sampling.interval_seconds is not None:
+            self._background = asyncio.create_task(self._sample_at(settings.sampling.interval_seconds))
         return dropped
 
     async def stop(self, within_seconds: float = 1.0) -> None:
@@ -360,7 +376,7 @@ class Sampler:
         known = Known(self._mapping.accept, time.clock_gettime(time.CLOCK_BOOTTIME), answers)
         mappings, self._bound, questions = bind(fleets, outcomes, self._bound, known)
         self._asker.want(questions)
-        backends = tuple(status_of(outcome, self._counts) for outcome in outcomes)
+        backends = tuple(status_of(outcome, self._counts, self._expected) for outcome in outcomes)
         snapshot = attribute(outcomes, mappings, backends)
         return msgspec.structs.replace(snapshot, fleets=fleets, left_out=self._watched.left_out)
 

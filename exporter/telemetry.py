@@ -51,6 +51,7 @@ class Transitions:
         self._devices: dict[DeviceKey, State] = {}
         self._fleets: dict[tuple[str, str], str] = {}
         self._hints: set[tuple[str, str]] = set()
+        self._short: dict[str, int] = {}
         self._reading_faults: set[tuple[DeviceKey | None, str, str]] = set()
 
     def see(self, snapshot: Snapshot, outcomes: Iterable[VendorOutcome]) -> None:
@@ -58,6 +59,7 @@ class Transitions:
         for backend in snapshot.backends:
             self._see_backend(backend)
             self._see_hints(backend)
+            self._see_count(backend)
         for device in snapshot.devices:
             self._see_device(device, snapshot.states[device.key])
         for gone in self._devices.keys() - snapshot.states.keys():
@@ -77,6 +79,18 @@ class Transitions:
         else:
             level = logging.INFO if reason == "starting" else logging.WARNING
             _say(level, "backend down", vendor=backend.vendor, reason=reason, detail=backend.fault.detail)
+
+    def _see_count(self, backend: BackendStatus) -> None:
+        """Fewer cards than expected, another number of them, and then enough."""
+        expected, found = backend.cards_expected, backend.cards_found
+        short = expected is not None and found < expected
+        before = self._short.get(backend.vendor)
+        if short and before != found:
+            self._short[backend.vendor] = found
+            _say(logging.WARNING, "cards missing", vendor=backend.vendor, expected=expected, found=found)
+        elif not short and before is not None:
+            del self._short[backend.vendor]
+            _say(logging.INFO, "cards complete", vendor=backend.vendor, expected=expected, found=found)
 
     def _see_hints(self, backend: BackendStatus) -> None:
         """Each is said once in the life of the daemon: a card that hangs for a moment takes its hints along."""

@@ -8,6 +8,7 @@ here. ``Meta.extra`` of a type says what msgspec does not know:
 * ``regular expression``: the text is one of RE2's;
 * ``as written``: the scalar's own text is taken, whatever YAML makes of it, as for plain ``str``;
 * ``secret``: so, too, and it is never repeated in a complaint;
+* ``empty``: a list of these may be empty;
 * ``hint``: what is said behind a complaint about a key or a value of this type;
 * ``mapping``: what a mapping with keys of this type is called.
 """
@@ -162,11 +163,11 @@ class Reader:
             self.wrong(node, key, "a list")
         values = [self.value(each, item, f"{key}[{index}]") for index, each in enumerate(node.value)]
         if not is_struct(item):
-            self._check_list(node, values, key)
+            self._check_list(node, values, key, may_be_empty="empty" in (_meta(item).extra or {}))
         return values
 
-    def _check_list(self, node: yaml.Node, names: list[str], key: str) -> None:
-        if not names:
+    def _check_list(self, node: yaml.Node, names: list[str], key: str, *, may_be_empty: bool) -> None:
+        if not names and not may_be_empty:
             self.fail(node, key, "expected at least one, found an empty list")
         seen: dict[str, int] = {}
         for index, name in enumerate(names):

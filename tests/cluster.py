@@ -138,7 +138,7 @@ class Host:
         self._counts.add(outcome)
         # As exporter.sampler.Sampler puts a cycle together.
         mappings, self._bound, _ = bind(self._fleets, [outcome], self._bound, self._known)
-        snapshot = attribute([outcome], mappings, (status_of(outcome, self._counts),))
+        snapshot = attribute([outcome], mappings, (status_of(outcome, self._counts, {}),))
         return self._exposition.page(snapshot, self._reload, accept, encodings)
 
     def _outcome(self, now: float) -> VendorOutcome:

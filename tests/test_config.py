@@ -169,15 +169,17 @@ NAME = (
 REACH = "a UUID (GPU-... or MIG-...) or a PCI address such as 0000:21:00.0 or 21:00.0"
 SAMPLING_KEYS = "reuse_seconds, deadline_seconds, interval_seconds, hang_seconds, scan_seconds"
 FLEET_KEYS = "name, runtime, env, reach, known, pid_file, systemd_unit, process, cgroup"
-TOP_KEYS = "backends, libraries, sampling, mapping, fleets"
+TOP_KEYS = "backends, libraries, sampling, mapping, metrics, expected_devices, fleets"
 ALL_BACKENDS = "amd, intel, nvidia, simulated"
 ALL_RUNTIMES = "cuda, host, level_zero, rocm, sycl, vulkan"
 COMMA = 'a value with a comma in it needs quotes, such as "2,3"'
 
+TOP_KEYS = "backends, libraries, sampling, mapping, metrics, expected_devices, fleets"
+
 KEYS = [
-    ("a: 1", "1: a: unknown key 'a', expected one of backends, libraries, sampling, mapping, fleets"),
+    ("a: 1", f"1: a: unknown key 'a', expected one of {TOP_KEYS}"),
     ("\nfleet: []", "2: fleet: unknown key 'fleet' (did you mean fleets?), "
-     "expected one of backends, libraries, sampling, mapping, fleets"),
+     f"expected one of {TOP_KEYS}"),
     ("sampling:\n  reuse_second: 1", "2: sampling.reuse_second: unknown key 'reuse_second' "
      f"(did you mean reuse_seconds?), expected one of {SAMPLING_KEYS}"),
     ("fleets:\n- name: a\n  pid: 7", f"3: fleets[0].pid: unknown key 'pid', expected one of {FLEET_KEYS}"),
@@ -201,8 +203,8 @@ KEYS = [
 
 TYPES = [
     ("sampling: [1]", f"1: sampling: expected a mapping with keys of {SAMPLING_KEYS}, found a list"),
-    ("- a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found a list"),
-    ("a", "1: expected a mapping with keys of backends, libraries, sampling, mapping, fleets, found the text 'a'"),
+    ("- a", f"1: expected a mapping with keys of {TOP_KEYS}, found a list"),
+    ("a", f"1: expected a mapping with keys of {TOP_KEYS}, found the text 'a'"),
     ("fleets: {name: a}", "1: fleets: expected a list, found a mapping"),
     ("fleets: [a]", f"1: fleets[0]: expected a mapping with keys of {FLEET_KEYS}, found the text 'a'"),
     ("fleets:\n-", f"2: fleets[0]: expected a mapping with keys of {FLEET_KEYS}, found nothing (null)"),
@@ -262,6 +264,34 @@ SOURCES = [
     ("mapping: {probe: always}", "1: mapping.probe: unknown mode 'always', expected one of auto, never"),
     ("mapping: {max_fleets: 2.5}", "1: mapping.max_fleets: expected a whole number from 1 to 100000, "
      "found the number 2.5"),
+]  # fmt: skip
+
+GLOB = "the name of a family, in which * and ? and [...] stand for others as in a shell"
+PREFIX = 'what a metric\'s name may begin with, of the characters a-z 0-9 _, such as fleet_, or ""'
+
+METRICS = [
+    ("metrics:\n  include: [gpu_*]\n  exclude:\n  - gpu_clock_*\n  - gpu_powr_watts",
+     "5: metrics.exclude[1]: found 'gpu_powr_watts', which no family of readings matches "
+     "(did you mean gpu_power_watts?)"),
+    ("metrics: {exclude: [gpu_exporter_*]}",
+     "1: metrics.exclude[0]: expected readings, found 'gpu_exporter_*', which are always there"),
+    ("metrics: {include: [gpu_info]}",
+     "1: metrics.include[0]: expected readings, found 'gpu_info', which are always there"),
+    ("metrics: {include: ['GPU_*']}", f"1: metrics.include[0]: expected {GLOB}, found the text 'GPU_*'"),
+    ("metrics: {include: ['*', '*']}", "1: metrics.include[1]: found * twice, the first time on line 1"),
+    ("metrics: {include: '*'}", "1: metrics.include: expected a list, found the text '*'"),
+    ("metrics: {prefix: 1a}", f"1: metrics.prefix: expected {PREFIX}, found the text '1a'"),
+    ("metrics: {prefix: a-b_}", f"1: metrics.prefix: expected {PREFIX}, found the text 'a-b_'"),
+    ("metrics: {prefixes: a}", "1: metrics.prefixes: unknown key 'prefixes' (did you mean prefix?), "
+     "expected one of include, exclude, prefix"),
+    ("expected_devices: {nvidia: -1}", "1: expected_devices.nvidia: expected a whole number from 0 to 256, "
+     "found the number -1"),
+    ("expected_devices: {nvidja: 8}", "1: expected_devices: unknown backend 'nvidja' (did you mean nvidia?), "
+     f"expected one of {ALL_BACKENDS}"),
+    ("backends: [amd]\nexpected_devices: {nvidia: 8}",
+     "2: expected_devices.nvidia: expected one of backends, which does not name it"),
+    ("expected_devices: {simulated: 4}",
+     "1: expected_devices.simulated: expected one of backends, which does not name it"),
 ]  # fmt: skip
 
 NUMBERS = [
@@ -381,7 +411,7 @@ YAML = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "said"), KEYS + TYPES + NAMES + FLEETS + SOURCES + YAML, ids=short)
+@pytest.mark.parametrize(("text", "said"), KEYS + TYPES + NAMES + FLEETS + SOURCES + METRICS + YAML, ids=short)
 def test_complaint(text: str, said: str) -> None:
     """A mistake is named in one sentence: the line, the key, what was found and what was expected."""
     assert complaint(text) == f"f.yml:{said}"
@@ -597,7 +627,10 @@ VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([*config.keys(), "sampling", "mapping", "fleets", "fleets[]"]), VALUES)
+@given(
+    st.sampled_from([*config.keys(), "sampling", "mapping", "metrics", "expected_devices", "fleets", "fleets[]"]),
+    VALUES,
+)
 def test_any_value_at_any_key(key: str, value: Any) -> None:
     """Any value at a key that exists is settings or one sentence; JSON is YAML."""
     for name in reversed(key.split(".")):
@@ -634,6 +667,10 @@ def test_keys() -> None:
         "mapping.accept",
         "mapping.probe",
         "mapping.max_fleets",
+        "metrics.include",
+        "metrics.exclude",
+        "metrics.prefix",
+        "expected_devices",
         "fleets[].name",
         "fleets[].runtime",
         "fleets[].env",

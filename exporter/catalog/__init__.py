@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, VENDOR_NAMES, Family
 from exporter.catalog.readings import READINGS
+from exporter.catalog.selection import NAMES, Selection, matches, selection
 from exporter.catalog.usage import USAGE
 
 __all__ = [
@@ -16,10 +17,14 @@ __all__ = [
     "DEFAULT",
     "DEVICE_LABELS",
     "FAMILIES",
+    "NAMES",
     "READINGS",
     "USAGE",
     "VENDOR_NAMES",
     "Family",
+    "Selection",
+    "matches",
+    "selection",
 ]
 
 ADDS_UP = tuple(metric for metric, family in READINGS.items() if family.adds_up)

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     vendors.check_backends,
     vendors.check_hints,
     cards.check_states,
+    cards.check_count,
     cards.check_missing,
     cards.check_device_files,
     rights.check_processes,

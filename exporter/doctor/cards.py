@@ -23,6 +23,10 @@ _HUNG = (
     "`journalctl -k -b` shows whether the driver resets it. A card that stays so needs a reset or a reboot, once "
     "nothing runs on it: see GpuDeviceHung in docs/runbook.md."
 )
+_FEWER = (
+    "`lspci` says which are on the bus, and the other findings what is wrong with those. Where cards were taken out "
+    "correct expected_devices in the settings: see GpuCardsMissing in docs/runbook.md."
+)
 _GONE = (
     "`journalctl -k -b` says whether it has fallen off the bus. In a container it may just not be this container's: "
     "then its fleets' reach does not have it either."
@@ -48,6 +52,18 @@ def check_states(seen: Seen) -> Iterator[Finding]:
             yield passed("card", name_of(device), "asleep, and left so: it is read once something wakes it")
         elif device.parent is None:
             yield passed("card", name_of(device), f"answers: {device.name or 'of no name'}")
+
+
+def check_count(seen: Seen) -> Iterator[Finding]:
+    """As many whole cards as the settings expect answer, or sleep."""
+    for backend in seen.snapshot.backends:
+        expected, found = backend.cards_expected, backend.cards_found
+        if expected is None:
+            continue
+        told = f"{found} of the {expected} cards answer that expected_devices has"
+        yield (
+            passed("card", backend.vendor, told) if found >= expected else failed("card", backend.vendor, told, _FEWER)
+        )
 
 
 def check_missing(seen: Seen) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ def create(site: Site) -> Starlette:
         snapshot = await site.snapshot(deadline(headers.get(_TIMEOUT_HEADER), site.deadline_seconds))
         names = request.query_params.getlist("name[]")
         accept, encodings = headers.get("accept", ""), headers.get("accept-encoding", "")
+        exposition.prefix = site.metrics_prefix
         page = exposition.page(snapshot, site.reload_status, accept, encodings, names)
         kept = {"content-type": page.content_type, "vary": "Accept, Accept-Encoding"}
         return Response(page.body, headers=kept | ({"content-encoding": "gzip"} if page.gzipped else {}))

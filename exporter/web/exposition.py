@@ -45,10 +45,10 @@ class Part(NamedTuple):
     lines: str
 
 
-def parts_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets) -> Iterator[Part]:
+def parts_of(snapshot: Snapshot, reload: ReloadStatus, sets: LabelSets, prefix: str) -> Iterator[Part]:
     """The families of a snapshot, in the order of a page."""
-    for collector in collectors_of(snapshot, reload, sets):
-        for family, rows in collector.rows():
+    for collector in collectors_of(snapshot, reload, sets, prefix=prefix):
+        for family, rows in collector.named_rows():
             yield Part(family, lines(family.name, rows))
 
 
@@ -59,13 +59,14 @@ def _parts_of_process() -> Iterator[Part]:
 
 
 class Exposition:
-    """Renders pages, and keeps those of the latest snapshot.
+    """Renders pages, and keeps those of the latest snapshot. ``prefix`` is put in front of the names of our families.
 
     A snapshot's samples are put into lines once for all formats, which differ in the heads of families alone.
     """
 
     def __init__(self) -> None:
-        self._of: tuple[Snapshot, ReloadStatus] | None = None
+        self.prefix = ""
+        self._of: tuple[Snapshot, ReloadStatus, str] | None = None
         self._parts: tuple[Part, ...] = ()
         self._pages: dict[tuple[str, bool], Page] = {}
         self._sets = LabelSets()
@@ -78,10 +79,12 @@ class Exposition:
         zipped = accepts_gzip(encodings)
         encoder, content_type = encoder_for(accept)
         if names:
-            return _page(render(registry_of(snapshot, reload), encoder, names), content_type, zipped)
-        if self._of is None or self._of[0] is not snapshot or self._of[1] != reload:
-            self._of, self._pages = (snapshot, reload), {}
-            self._parts = (*parts_of(snapshot, reload, self._sets), *_parts_of_process())
+            return _page(
+                render(registry_of(snapshot, reload, prefix=self.prefix), encoder, names), content_type, zipped
+            )
+        if self._of is None or self._of[0] is not snapshot or self._of[1:] != (reload, self.prefix):
+            self._of, self._pages = (snapshot, reload, self.prefix), {}
+            self._parts = (*parts_of(snapshot, reload, self._sets, self.prefix), *_parts_of_process())
         page = self._pages.get((content_type, zipped))
         if page is None:
             page = self._pages[content_type, zipped] = _page(self._text(encoder, content_type), content_type, zipped)

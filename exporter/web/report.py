@@ -180,6 +180,10 @@ class BackendReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ]
     fault: Annotated[BackendFault | msgspec.UnsetType, _told("The fault that holds.")] = msgspec.UNSET
     driver_version: Annotated[str, _told("The driver's version, as it spells it.")] = ""
+    cards_found: Annotated[int, _told("Whole cards that answered in this cycle, or sleep.")] = 0
+    cards_expected: Annotated[
+        int | msgspec.UnsetType, _told("How many of them the settings expect; left out where they expect none.")
+    ] = msgspec.UNSET
     hints: Annotated[tuple[BackendHint, ...], _told("What would bring readings that are missing.")] = ()
 
 
@@ -351,6 +355,8 @@ def _backend(status: BackendStatus, snapshot: Snapshot) -> BackendReport:
         whole=status.up and status.vendor not in snapshot.incomplete,
         faults_total={reason: count for reason, count in status.faults_total.items() if count},
         fault=msgspec.UNSET if fault is None else BackendFault(reason=fault.reason, detail=_text(fault.detail)),
+        cards_found=status.cards_found,
+        cards_expected=msgspec.UNSET if status.cards_expected is None else status.cards_expected,
         driver_version=_text(status.driver_version or snapshot.driver_versions.get(status.vendor, "")),
         hints=tuple(BackendHint(code=_text(hint.code), text=_text(hint.text)) for hint in status.hints),
     )

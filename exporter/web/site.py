@@ -17,6 +17,10 @@ class Site(Protocol):
     ready: bool
 
     @property
+    def metrics_prefix(self) -> str:
+        """What the settings put in front of every family's name."""
+
+    @property
     def deadline_seconds(self) -> float:
         """The settings' upper bound of a scrape's wait."""
 
