@@ -172,3 +172,88 @@ def test_a_card_that_hangs_in_that_call_is_alone_in_it(nvml: FakeNvml, work: Wor
     sample = worker.read(within=1.0)
     assert [state(sample, uuid) for uuid in (FIRST, SECOND)] == ["hung", "ok"]
     assert users(sample) == {SECOND: {4712}}
+
+
+# --- what they hold and do
+
+
+DRAWING = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+DOING = "nvmlDeviceGetProcessUtilization"
+NOT_AVAILABLE = 2**64 - 1
+
+
+def uses(sample: VendorSample) -> dict[tuple[str, int], tuple[int | None, float | None]]:
+    """What each process holds and does, by the card and the process."""
+    return {(user.key.identity, user.pid): (user.memory_bytes, user.utilization) for user in sample.users}
+
+
+def test_a_process_has_its_memory_and_its_share(nvml: FakeNvml, work: Work) -> None:
+    """Those that draw are users too, one in both lists once; a share is of the time since the cycle before."""
+    lines = (
+        "process 0 4711 memory=1000 sm=25",
+        "process 0 4711 memory=1000 draws",
+        "process 0 4712 memory=2000 draws sm=50",
+        f"process 0 4713 memory={NOT_AVAILABLE}",
+        "process 1 4711 memory=3000 sm=75",
+    )
+    nvml.write(equal_cards(2), lines=lines)
+    worker = work(nvml)
+    first = uses(worker.read())
+    assert first == {
+        (FIRST, 4711): (1000, None),
+        (FIRST, 4712): (2000, None),
+        (FIRST, 4713): (None, None),
+        (SECOND, 4711): (3000, None),
+    }
+    assert uses(worker.read()) == {
+        (FIRST, 4711): (1000, 0.25),
+        (FIRST, 4712): (2000, 0.5),
+        (FIRST, 4713): (None, 0.0),
+        (SECOND, 4711): (3000, 0.75),
+    }
+
+
+def test_memory_is_of_the_list_that_tells_it(nvml: FakeNvml, work: Work) -> None:
+    """One of the two lists may not know what a process holds."""
+    nvml.write(equal_cards(1), lines=["process 0 4711", "process 0 4711 memory=1000 draws"])
+    assert uses(work(nvml).read()) == {(FIRST, 4711): (1000, None)}
+
+
+def test_a_share_that_is_none_is_absent(nvml: FakeNvml, work: Work) -> None:
+    """A sample of all ones is no share, and no other process gets it."""
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=4294967295", "process 0 4712 sm=40"])
+    worker = work(nvml)
+    worker.read()
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None), (FIRST, 4712): (None, 0.4)}
+
+
+def test_a_mig_device_tells_no_shares(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
+    """They would be of the whole board."""
+    log = tmp_path / "calls"
+    nvml.write([DIVIDED], lines=["process 0 4711 0 memory=1000 sm=25", f"log {log}"])
+    worker = work(nvml)
+    worker.read()
+    assert uses(worker.read()) == {(PARTS[0].uuid, 4711): (1000, None)}
+    assert DOING not in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 6, 13, 999])
+@pytest.mark.parametrize("call", [DRAWING, DOING])
+def test_what_else_fails_costs_no_process(nvml: FakeNvml, work: Work, call: str, code: int) -> None:
+    """Who computes is known by a call of its own, whatever those fail with that tell more."""
+    lines = ("process 0 4711 memory=1000 sm=25", "process 1 4712 memory=2000 sm=50")
+    nvml.write(equal_cards(2), lines=[*lines, f"fault {call} 0 {code}"])
+    worker = work(nvml)
+    worker.read()
+    sample = worker.read()
+    assert uses(sample) == {(FIRST, 4711): (1000, None if call == DOING else 0.25), (SECOND, 4712): (2000, 0.5)}
+    assert sample.faults == ()
+
+
+@pytest.mark.parametrize("call", [DRAWING, DOING])
+def test_a_card_lost_in_those_calls_is_lost(nvml: FakeNvml, work: Work, call: str) -> None:
+    """As in any other."""
+    nvml.write(equal_cards(2), lines=["process 0 4711", "process 1 4712", f"fault {call} 0 15"])
+    worker = work(nvml)
+    sample = worker.read()
+    assert users(sample) == {SECOND: {4712}}

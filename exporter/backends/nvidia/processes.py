@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from exporter import units
 from exporter.backends.base import Use
-from exporter.backends.nvidia.codes import NONE_HERE
+from exporter.backends.nvidia.codes import raise_if_lost
 from exporter.model import DeviceKey
 
 
@@ -21,7 +21,9 @@ class Processes:
         self._since: dict[DeviceKey, int] = {}
 
     def on(self, key: DeviceKey, handle: Any, *, part: bool) -> list[Use]:
-        """Those that compute there or draw. Raises ``NVMLError``.
+        """Those that compute there or draw. Raises ``NVMLError`` where it is not known which compute.
+
+        What else fails costs what it would have told; raises as ``raise_if_lost`` does.
 
         The versioned calls: where an older driver lacks them, pynvml's others raise what is no ``NVMLError``.
         """
@@ -32,49 +34,48 @@ class Processes:
             if process.pid
         }
         # A process that does both is in both lists, with the same memory.
-        for process in self._drawing(handle):
-            if process.pid:
-                held.setdefault(process.pid, process.usedGpuMemory)
+        for process in self._drawing(key, handle):
+            if process.pid and held.get(process.pid) is None:
+                held[process.pid] = process.usedGpuMemory
         shares = {} if part else self._shares(key, handle)
         return [
             Use(pid, None if memory is None else units.byte_count(memory), _share(shares, pid))
             for pid, memory in sorted(held.items())
         ]
 
-    def _drawing(self, handle: Any) -> Iterable[Any]:
+    def _drawing(self, key: DeviceKey, handle: Any) -> Iterable[Any]:
         """None where a card that cannot draw has no such list."""
         try:
             found: Iterable[Any] = self._nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
         except self._nvml.NVMLError as error:
-            if error.value not in NONE_HERE:
-                raise
+            raise_if_lost(error, key.identity)
             return ()
         return found
 
-    def _shares(self, key: DeviceKey, handle: Any) -> dict[int, float] | None:
-        """Each process's share of the time since the cycle before, as the mean of the driver's samples of that time;
-        None at first, and where the driver has none.
+    def _shares(self, key: DeviceKey, handle: Any) -> dict[int, float | None]:
+        """Each process's share of the time since the cycle before, as the mean of the driver's samples of that time,
+        None where they tell no share. There is none at all at first, and where the driver has no samples.
         """
         since = self._since.get(key)
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, since or 0)
         except self._nvml.NVMLError as error:
-            if error.value not in NONE_HERE:
-                raise
-            return None
+            raise_if_lost(error, key.identity)
+            return {}
         times = [sample.timeStamp for sample in samples]
         self._since[key] = max([since or 0, *times])
         fresh = [sample for sample in samples if since is not None and sample.timeStamp > since]
-        if not fresh:
-            return None
-        found: dict[int, list[float]] = defaultdict(list)
+        found: dict[int, list[float | None]] = defaultdict(list)
         for sample in fresh:
-            share = units.ratio_of_percent(sample.smUtil)
-            if share is not None:
-                found[sample.pid].append(share)
-        return {pid: sum(shares) / len(shares) for pid, shares in found.items()}
+            found[sample.pid].append(units.ratio_of_percent(sample.smUtil))
+        return {pid: _mean(shares) for pid, shares in found.items()}
 
 
-def _share(shares: dict[int, float] | None, pid: int) -> float | None:
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _share(shares: Mapping[int, float | None], pid: int) -> float | None:
     """A process without a sample has done nothing, where others have some."""
     return None if not shares else shares.get(pid, 0.0)
