@@ -148,7 +148,6 @@ READINGS: dict[str, Family] = {
         "gpu_fan_speed_rpm",
         "Revolutions per minute of a fan, as measured; Prometheus has no base unit for it.",
         own=("fan",),
-        nvidia="nvmlDeviceGetFanSpeedRPM, since driver 570",
         amd="hwmon's fan1_input",
         intel="hwmon's fan1_input (xe since Linux 6.16), else zesFanGetState",
     ),
