@@ -40,13 +40,14 @@ enum key {
     /* encoder and decoder in percent, clocks in MHz, milliwatts, KB/s, a mask of reasons, multiprocessors */
     ENCODER, DECODER, SM_CLOCK, MEMORY_CLOCK, MAX_SM_CLOCK, MAX_MEMORY_CLOCK, POWER, LIMIT, FANS, FAN, PSTATE, REASONS,
     SHUTDOWN, SLOWDOWN, MEMORY_MAX, GPU_MAX, SENT, RECEIVED, MPS, GPM, GPM_SM, GPM_TENSOR, GPM_MEMORY, XIDS,
+    DEFAULT_LIMIT, MAX_LIMIT,
     KEYS
 };
 static const char *const key_names[] = {
     "uuid", "pci", "name", "mig", "minor", "total", "free", "used", "reserved", "util", "temp", "gi", "ci",
     "encoder", "decoder", "sm_clock", "memory_clock", "max_sm_clock", "max_memory_clock", "power", "limit", "fans", "fan",
     "pstate", "reasons", "shutdown", "slowdown", "memory_max", "gpu_max", "sent", "received", "mps", "gpm", "gpm_sm",
-    "gpm_tensor", "gpm_memory", "xids", NULL};
+    "gpm_tensor", "gpm_memory", "xids", "default_limit", "max_limit", NULL};
 
 /* What an nvmlDevice_t points to. An entry is never freed, so that a handle outlives its card, as a real one does. */
 struct nvmlDevice_st {

@@ -123,6 +123,8 @@ class Gpu:
     max_memory_clock: int | None = None
     power: int | None = None
     limit: int | None = None
+    default_limit: int | None = None
+    max_limit: int | None = None
     fans: int | None = None
     fan: int | None = None
     pstate: int | None = None

@@ -2,7 +2,14 @@
 
 NUMBER_CALL(nvmlDeviceGetPowerUsage, CARDS, POWER)
 NUMBER_CALL(nvmlDeviceGetEnforcedPowerLimit, CARDS, LIMIT)
+NUMBER_CALL(nvmlDeviceGetPowerManagementDefaultLimit, CARDS, DEFAULT_LIMIT)
 NUMBER_CALL(nvmlDeviceGetNumFans, CARDS, FANS)
+
+CALL(nvmlDeviceGetPowerManagementLimitConstraints, nvmlDevice_t device, unsigned *least, unsigned *out) {
+    ON(CARDS);
+    *least = 0;
+    return give_number(&found, MAX_LIMIT, out);
+}
 
 /* An enumeration is as wide as an unsigned number. */
 CALL(nvmlDeviceGetPerformanceState, nvmlDevice_t device, nvmlPstates_t *out) {
@@ -137,6 +144,18 @@ CALL(nvmlEventSetCreate, nvmlEventSet_t *out) {
     FIND(the_system, NULL);
     *out = calloc(1, sizeof **out);
     (*out)->seen = state.xids;
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlEventSetFree, nvmlEventSet_t set) {
+    FIND(the_system, NULL);
+    free(set);
+    return NVML_SUCCESS;
+}
+
+CALL(nvmlDeviceGetSupportedEventTypes, nvmlDevice_t device, unsigned long long *out) {
+    ON(CARDS);
+    *out = found.given[XIDS] ? nvmlEventTypeXidCriticalError : nvmlEventTypeNone;
     return NVML_SUCCESS;
 }
 

@@ -15,6 +15,7 @@ from exporter.backends.nvidia.codes import (
     INVALID_ARGUMENT,
     NONE_HERE,
     NOT_FOUND,
+    NOT_OFFERED,
     NOT_SUPPORTED,
     card_error,
     raise_if_lost,
@@ -104,6 +105,8 @@ class NvidiaBackend:
         self._sampling.keep(identified)
         bound = pci.bound_to(self._sysfs, VENDOR)
         self._bus = tuple((address, pci.appearance(self._sysfs, address)) for address in bound)
+        gone = {uuid for uuid, facts in known.items() if bound and facts.pci_bus_id not in bound}
+        self._sampling.events.forget(gone)
         self._sampling.events.drain()
         if any(pci.is_asleep(self._sysfs, card) for card in bound):
             return bound
@@ -176,7 +179,7 @@ class NvidiaBackend:
         elif facts.bus != self._bus:
             self._facts[uuid] = facts._replace(bus=self._bus)
         self._identified.add(uuid)
-        self._sampling.events.register(key, handle)
+        self._sampling.events.register(key, handle, dict(self._bus).get(address, 0))
         return Device(
             key=key,
             physical_index=index,
@@ -216,12 +219,20 @@ class NvidiaBackend:
             self._optional(nvml.nvmlDeviceGetName, handle) or "",
             self._optional(nvml.nvmlDeviceGetMinorNumber, handle),
             self._memory_total(handle),
-            self._mig_mode(handle) is not None,
+            self._has_mig_mode(handle),
         )
 
     def _memory_total(self, handle: Any) -> int | None:
         info = self._optional(self._nvml.nvmlDeviceGetMemoryInfo, handle)
         return None if info is None else units.memory_size(info.total)
+
+    def _has_mig_mode(self, handle: Any) -> bool:
+        """Whether the card's mode is worth asking for: only "not supported" is a fact of the card."""
+        try:
+            self._nvml.nvmlDeviceGetMigMode(handle)
+        except self._nvml.NVMLError as error:
+            return error.value not in NOT_OFFERED
+        return True
 
     def _mig_mode(self, handle: Any) -> bool | None:
         modes = self._optional(self._nvml.nvmlDeviceGetMigMode, handle)

@@ -13,10 +13,13 @@ from exporter import units
 from exporter.backends.nvidia.codes import GPU_IS_LOST, NONE_HERE, reason_of
 from exporter.errors import DeviceFault, DeviceLost
 
-_LINK_COUNT = 91
+_LINK_COUNT, _MOST_LINKS = 91, 64
 _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 # 999, "unknown error", is what drivers say of fields that a card has no hardware for.
 _NONE = (*NONE_HERE, 999)
+
+
+_LINK_STATES: dict[float, float] = {0: 0.0, 1: 1.0, 2: 1.0, 3: 0.0}
 
 
 class Given(NamedTuple):
@@ -38,7 +41,7 @@ class Field(NamedTuple):
 
 def _link_state(value: float) -> float | None:
     """Active (1), asleep for want of traffic (2), active and of no use (3), inactive (0)."""
-    return {0: 0.0, 1: 1.0, 2: 1.0, 3: 0.0}.get(int(value))
+    return _LINK_STATES.get(value)
 
 
 RECOVERY_ACTIONS = (
@@ -51,6 +54,12 @@ RECOVERY_ACTIONS = (
     "system-reboot",
 )
 _RECOVERY = 230
+
+
+def _is_action(place: int) -> Callable[[float], float | None]:
+    """Of an action that is newer than this nothing is told: that it is none of these would say that all is well."""
+    return lambda value: float(value == place) if value in range(len(RECOVERY_ACTIONS) + 1) else None
+
 
 FIELDS: tuple[Field, ...] = (
     Field(186, "power", units.milliwatts),  # now
@@ -78,10 +87,11 @@ FIELDS: tuple[Field, ...] = (
     Field(74, "throttled_seconds", units.nanoseconds, ("power-cap",)),
     Field(76, "throttled_seconds", units.nanoseconds, ("sync-boost",)),
     Field(269, "throttled_seconds", units.nanoseconds, ("software-thermal",)),
+    Field(75, "throttled_seconds", units.nanoseconds, ("software-thermal",)),  # nvml.h's word for it before 269
     Field(270, "throttled_seconds", units.nanoseconds, ("hardware-thermal",)),
     Field(271, "throttled_seconds", units.nanoseconds, ("power-brake",)),
     *(
-        Field(_RECOVERY, "recovery_needed", lambda value, place=place: float(value == place), (action,))  # type: ignore[misc]
+        Field(_RECOVERY, "recovery_needed", _is_action(place), (action,))
         for place, action in enumerate(RECOVERY_ACTIONS, 1)
     ),
 )
@@ -118,10 +128,11 @@ def questions(wanted: frozenset[str], links: int) -> tuple[Asked, ...]:
     return tuple(asked for asked in (*board, *of_links) if asked.field.metric in wanted)
 
 
-def link_count(nvml: ModuleType, handle: Any) -> int:
-    """How many NVLinks the board has; 0 where it does not say. Raises ``NVMLError``."""
+def link_count(nvml: ModuleType, handle: Any) -> int | None:
+    """How many NVLinks the board has; None where it does not say. Raises ``NVMLError``."""
     (answer,) = nvml.nvmlDeviceGetFieldValues(handle, [_LINK_COUNT])
-    return 0 if answer.nvmlReturn else int(_number(answer))
+    number = _number(answer)
+    return int(number) if answer.nvmlReturn == 0 and 0 <= number <= _MOST_LINKS else None
 
 
 def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked]) -> Iterator[Given]:

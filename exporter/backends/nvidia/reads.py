@@ -42,6 +42,7 @@ THROTTLE_REASONS = {
 }
 _ALL_REASONS = (1 << 32) - 1  # more is no mask of reasons
 _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
+_MOST_FANS = 16
 
 
 def _utilization(nvml: ModuleType, handle: Any) -> Iterable[Given]:
@@ -132,6 +133,22 @@ def _power_limit(nvml: ModuleType, handle: Any) -> Iterable[Given]:
     return (Given("power_limit", units.milliwatts(nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),)
 
 
+def _power_limit_default(nvml: ModuleType, handle: Any) -> Iterable[Given]:
+    value = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+    return (Given("power_limit_default", units.milliwatts(value)),)
+
+
+def _power_limit_maximum(nvml: ModuleType, handle: Any) -> Iterable[Given]:
+    _, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    return (Given("power_limit_maximum", units.milliwatts(most)),)
+
+
+def fan_count(nvml: ModuleType, handle: Any) -> int | None:
+    """How many fans the board has; None where the number is none."""
+    fans: int = nvml.nvmlDeviceGetNumFans(handle)
+    return fans if fans <= _MOST_FANS else None
+
+
 def _pcie_rate(metric: str, counter: int, nvml: ModuleType, handle: Any) -> Iterable[Given]:
     return (Given(metric, units.kilobytes(nvml.nvmlDeviceGetPcieThroughput(handle, counter))),)
 
@@ -143,6 +160,8 @@ READS: tuple[Read, ...] = (
     Read(("temperature",), _temperature),
     Read(("power",), _power, instead=True),
     Read(("power_limit",), _power_limit, instead=True),
+    Read(("power_limit_default",), _power_limit_default, instead=True),
+    Read(("power_limit_maximum",), _power_limit_maximum, instead=True),
     Read(("throttled",), _throttled),
     Read(("clock",), partial(_clock, "sm")),
     Read(("clock",), partial(_clock, "memory")),

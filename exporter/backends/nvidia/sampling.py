@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,44 +10,33 @@ from typing import Any, NamedTuple
 from exporter.backends import pcie
 from exporter.backends.base import Sampled
 from exporter.backends.nvidia import fields, reads
-from exporter.backends.nvidia.codes import NONE_HERE, NOT_OFFERED, raise_if_lost, reason_of
+from exporter.backends.nvidia.codes import NOT_OFFERED, raise_if_lost, reason_of
 from exporter.backends.nvidia.events import Events
 from exporter.backends.nvidia.fields import Given
 from exporter.backends.nvidia.gpm import Monitoring
+from exporter.backends.nvidia.missed import Missed
 from exporter.backends.nvidia.reads import Read
 from exporter.errors import DeviceFault
 from exporter.model import Device, DeviceKey, Fault, Reading
 
-# What a card has never given it is asked for so many times in a row, and then so much more rarely. What it has given
-# once it is asked for in every cycle: an answer of "not supported" may pass.
-_ASKED_AT_FIRST, _AGAIN_AFTER_SECONDS = 3, 30.0
 _PROFILE = re.compile(r"MIG (\S+)$")
 
 
-class _Board(NamedTuple):
-    """What does not change while a board is there in one mode: the calls for it, and whether GPM tells of it."""
+class _Parts(NamedTuple):
+    """What a board in one mode has; 0 of what it has not told yet."""
 
     mig_mode: bool | None
+    fans: int
+    links: int
+    monitored: int
+
+
+class _Board(NamedTuple):
+    """The calls for a board that has such parts."""
+
+    parts: _Parts
     rows: tuple[Read, ...]
     asked: tuple[fields.Asked, ...]
-    monitored: bool
-
-
-class _Missed:
-    """How often a call has found nothing, and when last; ``given``: it has found something before."""
-
-    def __init__(self) -> None:
-        self.times, self.last, self.given = 0, 0.0, False
-
-    def rests(self) -> bool:
-        """It need not be tried now."""
-        tried = self.times >= _ASKED_AT_FIRST and not self.given
-        return tried and time.monotonic() - self.last < _AGAIN_AFTER_SECONDS
-
-    def note(self, found: bool) -> None:
-        """It was tried."""
-        self.given = self.given or found
-        self.times, self.last = (0 if found else self.times + 1), time.monotonic()
 
 
 class _Kept:
@@ -57,8 +45,9 @@ class _Kept:
     def __init__(self, board_uuid: str) -> None:
         self.board_uuid = board_uuid
         self.board: _Board | None = None
+        self.numbers: dict[tuple[bool | None, str], int] = {}
         self.constants: dict[Read, tuple[Given, ...]] = {}
-        self.missed: dict[tuple[bool | None, Read], _Missed] = {}
+        self.missed: dict[tuple[bool | None, Read | str], Missed] = {}
 
 
 class _Taking:
@@ -114,32 +103,38 @@ class Sampling:
         return Sampled((*taking.readings(), *found.readings), (*taking.faults, *found.faults), pending=pending)
 
     def _board(self, device: Device, kept: _Kept, handle: Any) -> _Board:
-        """Looked up when the board is first read."""
-        known = kept.board
-        if known is None or known.mig_mode != device.mig_mode:
-            nvml = self._nvml
-            fans = self._number(lambda: nvml.nvmlDeviceGetNumFans(handle), device) if self._wants("fan_speed") else 0
-            with_links = self._wants("link_up", "link_transmitted", "link_received", "link_errors")
-            links = self._number(lambda: fields.link_count(nvml, handle), device) if with_links else 0
-            wants_gpm = bool(self._monitoring.metrics(device)) or (device.mig_mode and self._wants("utilization"))
-            monitored = self._number(lambda: self._monitoring.supports(handle), device) if wants_gpm else 0
-            rows = tuple(
-                row for row in (*reads.READS, *reads.of_fans(fans)) if row.boards and self._wants(*row.metrics)
-            )
-            known = _Board(device.mig_mode, rows, fields.questions(self._wanted, links), bool(monitored))
-            kept.board = known
-        return known
+        """Made when the board is first read, and again when it tells of more."""
+        nvml, monitoring = self._nvml, self._monitoring
+        fans = links = monitored = 0
+        if self._wants("fan_speed"):
+            fans = self._number(device, kept, "fans", lambda: reads.fan_count(nvml, handle))
+        if self._wants("link_up", "link_transmitted", "link_received", "link_errors"):
+            links = self._number(device, kept, "links", lambda: fields.link_count(nvml, handle))
+        if monitoring.metrics(device) or (device.mig_mode and self._wants("utilization")):
+            monitored = self._number(device, kept, "gpm", lambda: monitoring.supports(handle))
+        parts = _Parts(device.mig_mode, fans, links, monitored)
+        if kept.board is None or kept.board.parts != parts:
+            rows = (row for row in (*reads.READS, *reads.of_fans(fans)) if row.boards and self._wants(*row.metrics))
+            kept.board = _Board(parts, tuple(rows), fields.questions(self._wanted, links))
+        return kept.board
 
     def _wants(self, *metrics: str) -> bool:
         return not self._wanted.isdisjoint(metrics)
 
-    def _number(self, call: Callable[[], int], device: Device) -> int:
-        """0 where the board does not say."""
-        try:
-            return call()
-        except self._nvml.NVMLError as error:
-            raise_if_lost(error, device.uuid)
-            return 0
+    def _number(self, device: Device, kept: _Kept, name: str, call: Callable[[], int | None]) -> int:
+        """What a board tells of itself, asked for until it is known; 0 until then."""
+        about = (device.mig_mode, name)
+        missed = kept.missed.setdefault(about, Missed())
+        if about not in kept.numbers and not missed.rests():
+            try:
+                number = call()
+            except self._nvml.NVMLError as error:
+                raise_if_lost(error, device.uuid)
+                number = None
+            missed.note(number is not None)
+            if number is not None:
+                kept.numbers[about] = number
+        return kept.numbers.get(about, 0)
 
     def _fields(self, taking: _Taking, device: Device, board: _Board, handle: Any) -> None:
         if not board.asked:
@@ -155,7 +150,7 @@ class Sampling:
 
     def _rows(self, taking: _Taking, device: Device, rows: Sequence[Read], handle: Any) -> None:
         for row in rows:
-            missed = taking.kept.missed.setdefault((device.mig_mode, row), _Missed())
+            missed = taking.kept.missed.setdefault((device.mig_mode, row), Missed())
             if not self._wants(*row.metrics) or missed.rests() or (row.instead and taking.gave(row.metrics)):
                 continue
             found = self._call(taking, row, handle)
@@ -178,7 +173,12 @@ class Sampling:
         """Whether GPM needs another cycle. It knows GPU instances: parts of one have no shares of their own."""
         of_board = self._kept.get(device.parent or device.key)
         board = None if of_board is None else of_board.board
-        if board is None or not board.monitored or not self._monitoring.metrics(device) or _shares_its_instance(device):
+        if (
+            board is None
+            or not board.parts.monitored
+            or not self._monitoring.metrics(device)
+            or _shares_its_instance(device)
+        ):
             return False
         try:
             found = self._monitoring.read(device, board_handle)
@@ -201,18 +201,18 @@ class Sampling:
             taking.given += self._constant(taking, _MULTIPROCESSORS, handle)
 
     def _constant(self, taking: _Taking, row: Read, handle: Any) -> tuple[Given, ...]:
-        """Asked for until it is known, or known not to be offered; what fails here is no fault of the cycle."""
-        known = taking.kept.constants.get(row)
-        if known is None:
+        """Asked for until it is known; what fails here is no fault of the cycle."""
+        missed = taking.kept.missed.setdefault((None, row), Missed())
+        if row not in taking.kept.constants and not missed.rests():
             try:
-                known = tuple(row.call(self._nvml, handle))
+                given = tuple(each for each in row.call(self._nvml, handle) if each.value is not None)
             except self._nvml.NVMLError as error:
                 raise_if_lost(error, taking.slot)
-                if error.value not in NONE_HERE:
-                    return ()
-                known = ()
-            taking.kept.constants[row] = known
-        return known
+                given = ()
+            missed.note(bool(given))
+            if given:
+                taking.kept.constants[row] = given
+        return taking.kept.constants.get(row, ())
 
 
 def _profile_of(device: Device) -> str:
