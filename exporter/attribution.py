@@ -58,9 +58,9 @@ def _of_narrowed(device: Device, inventory: Inventory, readings: Mapping[DeviceK
     card = inventory.by_key.get(device.parent) if device.parent else None
     if card is None:
         return {}
-    tiles = [int(tile) for tile in device.partition.split("+")]
-    if len(set(tiles)) == card.tiles:
+    if inventory.all_of(device) is not None:
         return readings.get(card.key, {})
+    tiles = [int(tile) for tile in device.partition.split("+")]
     found = [readings.get(tiles_key(card, [tile]), {}) for tile in tiles]
     shared = [metric for metric in ADDS_UP if all(metric in each for each in found)]
     return {metric: {(): sum(each[metric][()] for each in found)} for metric in shared}

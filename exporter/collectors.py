@@ -171,6 +171,7 @@ class FleetCollector(RowCollector):
 
     families = (
         *catalog.READINGS.values(),
+        *catalog.USAGE.values(),
         catalog.FLEET_DEVICE_INFO,
         catalog.MASK_INVERTED,
         catalog.MASK_REFUSAL_INFO,
@@ -182,9 +183,16 @@ class FleetCollector(RowCollector):
         self._bound = [
             (sets.binding(binding), snapshot.readings.get(binding.device.key, none)) for binding in snapshot.bindings
         ]
+        used = (
+            (binding, snapshot.usage.get((binding.fleet, binding.runtime, binding.device.key)))
+            for binding in snapshot.bindings
+        )
+        self._used = [(sets.binding(binding).reading, values) for binding, values in used if values]
 
     def rows(self) -> Iterator[tuple[Family, Iterable[Row]]]:
-        """Of each binding one row a reading, and one of how it was bound; of each fleet how its masks were read."""
+        """Of each binding one row a reading, what the fleet's own processes do there, and one of how it was bound; of
+        each fleet how its masks were read.
+        """
         for metric, family in catalog.READINGS.items():
             rows = [
                 (labels.of(family, own), value)
@@ -194,6 +202,10 @@ class FleetCollector(RowCollector):
             ]
             if rows:
                 yield family, rows
+        for metric, family in catalog.USAGE.items():
+            used = [(labels, values[metric]) for labels, values in self._used if metric in values]
+            if used:
+                yield family, used
         yield catalog.FLEET_DEVICE_INFO, ((labels.info, 1.0) for labels, _ in self._bound)
         of, mappings = self._sets.of, self._mappings
         yield (

@@ -41,7 +41,8 @@ def corroborated(
 
 def _used(live: Live, samples: Sequence[VendorSample], inventory: Inventory) -> list[Device]:
     """The devices that compute for the fleet's processes."""
-    keys = {user.key for sample in samples for user in sample.users if user.pid in live.pids}
+    found = (user for sample in samples for user in sample.users if user.does == "computes")
+    keys = {user.key for user in found if user.pid in live.pids}
     return [
         device
         for device in inventory.devices

@@ -34,7 +34,7 @@ def seen_at(now: float, outcomes: Iterable[VendorOutcome], before: Epochs) -> Ep
 
 
 def _with(epochs: tuple[Epoch, ...], now: float, sample: VendorSample) -> tuple[Epoch, ...]:
-    bare = msgspec.structs.replace(sample, readings=(), faults=(), hints=(), users=())
+    bare = msgspec.structs.replace(sample, readings=(), faults=(), hints=(), users=(), users_of=())
     if epochs and _devices(epochs[-1].sample) == _devices(sample):
         return (*epochs[:-1], Epoch(epochs[-1].first, now, bare))
     return (*epochs[-_MOST + 1 :], Epoch(now, now, bare))

@@ -19,6 +19,7 @@ class CardReport(NamedTuple):
     hints: tuple[Hint, ...] = ()
     pending: bool = False
     users: tuple[User, ...] = ()
+    users_of: tuple[DeviceKey, ...] = ()
 
 
 class Sleeping(NamedTuple):
@@ -40,6 +41,7 @@ class Page:
         self.faults: list[Fault] = []
         self.hints: set[Hint] = set()
         self.users: list[User] = []
+        self.users_of: list[DeviceKey] = []
         self.pending = False
         self.whole = True
         self.failed = 0
@@ -55,6 +57,7 @@ class Page:
             self.faults += (*result.faults, *_misfits(slot, result.readings))
             self.hints.update(result.hints)
             self.users += (user for user in result.users if user.key in known)
+            self.users_of += (key for key in result.users_of if key in known)
             self.pending = self.pending or result.pending
             if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
                 state = "lost"
@@ -96,6 +99,7 @@ class Page:
             hints=tuple(sorted(self.hints)),
             pending=self.pending,
             users=tuple(self.users),
+            users_of=tuple(self.users_of),
         )
 
 

@@ -52,6 +52,13 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         """Devices by key."""
         return {device.key: device for device in self.devices}
 
+    def all_of(self, device: Device) -> Device | None:
+        """The card that a device is which is none of the library's and has every one of the card's tiles."""
+        card = self.by_key.get(device.parent) if device.parent else None
+        if card is None or device.key in self.by_key:
+            return None
+        return card if len(set(device.partition.split("+"))) == card.tiles else None
+
     def of(self, *vendors: str) -> Inventory:
         """The same inventory narrowed to some vendors' devices."""
         chosen = tuple(device for device in self.devices if device.key.vendor in vendors)

@@ -9,6 +9,7 @@ import msgspec
 
 Evidence = Literal["proven", "probed", "assumed"]
 State = Literal["ok", "lost", "hung", "asleep"]
+Does = Literal["computes", "draws", "nothing"]
 
 EVIDENCE: tuple[Evidence, ...] = ("proven", "probed", "assumed")
 STATES: tuple[State, ...] = ("ok", "lost", "hung", "asleep")
@@ -146,16 +147,19 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(msgspec.Struct, frozen=True, array_like=True):
-    """A process that computes on a device, by the number that the host knows it by.
+    """A process on a device, by the number that the host knows it by.
 
     ``memory_bytes`` is what it holds of the device's memory, ``utilization`` its share of the device's time since the
-    cycle before, from 0 to 1; None where the library does not say.
+    cycle before, from 0 to 1; None where the library does not say. What it ``does`` there: it computes, which masks of
+    compute runtimes can forbid; it draws, or decodes, without computing; or nothing, where all that it holds is what
+    every process has that can open the device. None: whether it is there at all cannot be told.
     """
 
     key: DeviceKey
     pid: int
     memory_bytes: int | None = None
     utilization: float | None = None
+    does: Does | None = "computes"
 
 
 class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -163,7 +167,8 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``whole`` is False while the library counts a card that could not be identified, so that no index may be trusted.
     ``devices`` holds cards that are lost, hung or asleep as they were last known; only ``ok`` ones have readings.
-    ``pending``: a counter was read that gives a value from the next cycle on. ``users`` is empty where nobody asked.
+    ``pending``: a counter was read that gives a value from the next cycle on. ``users`` is empty where nobody asked;
+    ``users_of`` are the devices of which all users were told: of another it is not known that it has none.
     """
 
     vendor: str
@@ -176,6 +181,7 @@ class VendorSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     hints: tuple[Hint, ...] = ()
     pending: bool = False
     users: tuple[User, ...] = ()
+    users_of: tuple[DeviceKey, ...] = ()
 
 
 class VendorOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,10 +290,12 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     ``incarnation`` names the oldest of them as it runs now: another program in it, or another process of its number,
     has another. ``spans`` are between which times each of them was started, in seconds of CLOCK_BOOTTIME; a process may
     have run another program before. ``pids`` are those of them that count where it is told which processes compute on a
-    device. ``slurm``
-    has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI addresses of cards that
-    compute for them, as DRM clients tell. ``refusal`` says why their masks cannot be told. ``told`` are sentences on
-    where all this was seen.
+    device. ``slurm`` has the cards' numbers that Slurm gave the job, over all of the host's. ``used`` are the PCI
+    addresses of cards that compute for them, as DRM clients tell. ``refusal`` says why their masks cannot be told.
+    ``told`` are sentences on where all this was seen.
+
+    Of the processes that use any device, ``own`` are all of the fleet's, also those whose masks do not count, and of
+    ``unclear`` it is not known whether they are. None where the devices' process numbers are not those that are seen.
     """
 
     incarnation: str
@@ -298,6 +306,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     used: frozenset[str] = frozenset()
     refusal: Refusal | None = None
     told: tuple[str, ...] = ()
+    own: frozenset[int] | None = None
+    unclear: frozenset[int] = frozenset()
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,13 +364,17 @@ class Binding(msgspec.Struct, frozen=True):
     device: Device
 
 
+UsageKey = tuple[str, str, DeviceKey]
+"""A fleet's name, the runtime that numbers the device for it, and the device."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One cycle, complete: data and health side by side. Everything on a page comes from here.
 
     ``incomplete`` names the vendors whose inventory is known to lack a card, ``pending`` those whose counters give
     values from the next cycle on. ``fleets`` are those of the cycle, ``left_out`` is how many there are beyond them.
     ``asked`` is when the first of its backends that answered was asked, as :class:`VendorOutcome` has it; 0 where none
-    did.
+    did. ``usage`` is what fleets' own processes do on their devices, by the keys of :data:`exporter.catalog.USAGE`.
     """
 
     backends: tuple[BackendStatus, ...]
@@ -375,3 +389,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fleets: tuple[Fleet, ...] = ()
     left_out: int = 0
     asked: float = 0.0
+    usage: Mapping[UsageKey, Mapping[str, float]] = msgspec.field(default_factory=dict)

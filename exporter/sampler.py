@@ -23,6 +23,7 @@ from exporter.config import Mapping, Sampling, Settings
 from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome, VendorSample
 from exporter.probing import Answers, Question
 from exporter.supervisor import Backoff, Supervisor
+from exporter.usage import usage_of
 
 # A vendor that neither the bus nor the settings name is looked for ever more rarely: each look starts a process.
 _UNEXPECTED = Backoff(first=30.0, most=600.0)
@@ -153,9 +154,8 @@ class Watched(Protocol):
     def left_out(self) -> int:
         """As above."""
 
-    @property
-    def live(self) -> bool:
-        """Whether there are any that consist of processes."""
+    def live_on(self, vendor: str) -> bool:
+        """Whether any that consist of processes may have devices of the vendor."""
 
     def now(self, using: dict[int, float]) -> tuple[Fleet, ...]:
         """Those that live at this moment, with those of their processes that are among ``using``: process numbers, and
@@ -226,7 +226,8 @@ class Sampler:
         self._generation += 1
         for source in sources:
             source.supervisor.hang_seconds = settings.sampling.hang_seconds
-            source.supervisor.users = watched.live
+            # Asked for as evidence, whatever the settings leave of what is shown of them.
+            source.supervisor.users = watched.live_on(source.vendor)
         if self._background is not None:
             self._background.cancel()
             self._background = None
@@ -378,7 +379,9 @@ class Sampler:
         self._asker.want(questions)
         backends = tuple(status_of(outcome, self._counts, self._expected) for outcome in outcomes)
         snapshot = attribute(outcomes, mappings, backends)
-        return msgspec.structs.replace(snapshot, fleets=fleets, left_out=self._watched.left_out)
+        samples = (outcome.sample for outcome in outcomes if outcome.sample is not None)
+        usage = usage_of(snapshot, samples, fleets)
+        return msgspec.structs.replace(snapshot, fleets=fleets, left_out=self._watched.left_out, usage=usage)
 
     async def _sample_at(self, interval_seconds: float) -> None:
         while True:

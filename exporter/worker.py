@@ -174,8 +174,7 @@ class Worker:
             devices = self._backend.identify(slot, lambda device: known.note(slot, device))
             known.take(slot, devices)
             sampled = [self._backend.sample(device) for device in devices]
-            pairs = ((device.key, use) for device in devices if with_users for use in self._backend.users(device))
-            users = tuple(User(key, *use) for key, use in pairs)
+            used = {device.key: self._backend.users(device) for device in devices if with_users}
         except DeviceAsleep:
             known.half.discard(slot)
             return Sleeping(self._backend.asleep(slot))
@@ -183,7 +182,9 @@ class Worker:
         readings = tuple(reading for reading in found if reading.metric in self._wanted)
         faults = tuple(fault for entry in sampled for fault in entry.faults)
         hints = tuple(hint for entry in sampled for hint in entry.hints)
-        return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled), users)
+        users = tuple(User(key, *use) for key, uses in used.items() for use in uses or ())
+        users_of = tuple(key for key, uses in used.items() if uses is not None)
+        return CardReport(devices, readings, faults, hints, any(entry.pending for entry in sampled), users, users_of)
 
     def _wait(self, turn: Turn, batch: Batch) -> None:
         """Until the batch has ended, or the cycle's time is over, of which counting has a share where slots are known

@@ -43,7 +43,19 @@ def users(sample: VendorSample) -> dict[str, set[int]]:
     """Processes by the identity of what they compute on."""
     found: dict[str, set[int]] = {}
     for user in sample.users:
-        found.setdefault(user.key.identity, set()).add(user.pid)
+        if user.does == "computes":
+            found.setdefault(user.key.identity, set()).add(user.pid)
+    return found
+
+
+def told(sample: VendorSample) -> dict[str, dict[int, int | None]]:
+    """What each process holds, by the identity of each device of which all processes were told; None of one of which
+    it cannot be told whether it holds any.
+    """
+    found: dict[str, dict[int, int | None]] = {key.identity: {} for key in sample.users_of}
+    for user in sample.users:
+        assert (user.does is None) == (user.memory_bytes is None)
+        found[user.key.identity][user.pid] = user.memory_bytes
     return found
 
 
@@ -72,7 +84,14 @@ def test_a_process_is_on_the_cards_whose_memory_it_holds(fake: FakeSys) -> None:
         Process(pid=73, vram={2: 40 * GIB, 3: 40 * GIB}),
         Process(pid=74),
     )
-    assert users(Host(fake).read(users=True)) == {A.pci: {71, 73}, B.pci: {72, 73}}
+    sample = Host(fake).read(users=True)
+    assert users(sample) == {A.pci: {71, 73}, B.pci: {72, 73}}
+    assert told(sample) == {
+        A.pci: {71: GIB, 72: 2 * MIB, 73: 40 * GIB},
+        B.pci: {71: 31 * MIB, 72: 32 * MIB, 73: 40 * GIB},
+        f"{DPX.pci}/xcp0": {72: 2 * MIB},
+        f"{DPX.pci}/xcp1": {72: 2 * MIB},
+    }
 
 
 def test_partitions_have_the_processes_and_their_card_has_none(fake: FakeSys) -> None:
@@ -98,9 +117,9 @@ def test_nobody_is_looked_for_unless_asked(fake: FakeSys) -> None:
     """Without the question a sample tells no process, though it was asked before."""
     write(fake, Process(pid=71, vram={2: GIB}))
     host = Host(fake)
-    assert host.read().users == ()
+    assert (host.read().users, host.read().users_of) == ((), ())
     assert users(host.read(users=True)) == {A.pci: {71}}
-    assert host.read().users == ()
+    assert (host.read().users, host.read().users_of) == ((), ())
 
 
 def test_a_card_that_the_kfd_does_not_have_has_no_process(fake: FakeSys) -> None:
@@ -109,9 +128,31 @@ def test_a_card_that_the_kfd_does_not_have_has_no_process(fake: FakeSys) -> None
         [A, replace(B, kfd_nodes=()), replace(DPX, driver="radeon", kfd_nodes=())],
         processes=[Process(pid=71, vram={2: GIB})],
     )
-    assert users(Host(fake).read(users=True)) == {A.pci: {71}}
+    assert told(Host(fake).read(users=True)) == {A.pci: {71: GIB}}
     fake.write([A, B], kfd=False)
-    assert users(Host(fake).read(users=True)) == {}
+    assert told(Host(fake).read(users=True)) == {}
+
+
+def test_a_card_without_processes_is_told_from_one_that_is_not_told(fake: FakeSys) -> None:
+    """Of a kernel without the list, or whose list is closed, nobody knows; a divided card has none of its own."""
+    write(fake)
+    parts: dict[str, dict[int, int | None]] = {f"{DPX.pci}/xcp0": {}, f"{DPX.pci}/xcp1": {}}
+    assert told(Host(fake).read(users=True)) == {A.pci: {}, B.pci: {}} | parts
+    (fake.sys / PROCESSES).rmdir()
+    assert told(Host(fake).read(users=True)) == {}
+    (fake.sys / PROCESSES).write_text("")
+    assert told(Host(fake).read(users=True)) == {}
+
+
+def test_a_kernel_that_counts_no_memory(fake: FakeSys) -> None:
+    """Before Linux 5.9 a process is there with its queues alone: where it has memory nobody knows."""
+    write(fake, Process(pid=71, vram={2: GIB}), Process(pid=72, vram={2: GIB}))
+    for path in (fake.sys / PROCESSES / "71").glob("vram_*"):
+        path.unlink()
+    sample = Host(fake).read(users=True)
+    assert users(sample) == {A.pci: {72}}
+    assert told(sample)[A.pci] == {71: None, 72: GIB}
+    assert told(sample)[B.pci] == {71: None}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +164,7 @@ def test_a_count_that_is_none_costs_that_process_alone(fake: FakeSys, text: byte
     place(fake, vram(fake, 71, 2), text)
     sample = Host(fake).read(users=True)
     assert users(sample) == {A.pci: {72}, B.pci: {71, 72}}
+    assert told(sample)[A.pci] == {71: None, 72: GIB}
     assert sample.faults == ()
     assert values(sample, A.pci).keys() == EVERYTHING
 
@@ -136,6 +178,7 @@ def test_a_count_that_cannot_be_read_costs_that_process_alone(fake: FakeSys) -> 
         path.symlink_to(target)
     sample = Host(fake).read(users=True)
     assert users(sample) == {A.pci: {74}}
+    assert told(sample)[A.pci] == {71: None, 73: None, 74: GIB}
     assert sample.faults == ()
 
 
@@ -158,6 +201,7 @@ def test_a_node_without_its_id_costs_its_processes_alone(fake: FakeSys, text: by
     place(fake, f"{NODES}/2/gpu_id", text)
     sample = Host(fake).read(users=True)
     assert users(sample) == {B.pci: {71}}
+    assert A.pci not in told(sample)
     assert (sample.whole, devices(sample)[A.pci].kfd_node) == (True, 2)
     assert values(sample, A.pci).keys() == EVERYTHING
 

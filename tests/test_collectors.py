@@ -501,7 +501,7 @@ def test_the_registry_knows_the_names_beforehand(scene: Snapshot) -> None:
     are the catalog's.
     """
     described: list[Any] = []
-    readings = {family.name.removesuffix("_total") for family in catalog.READINGS.values()}
+    readings = {family.name.removesuffix("_total") for family in (*catalog.READINGS.values(), *catalog.USAGE.values())}
     collectors: list[Any] = list(registry_of(scene, LOADED, process=False)._collector_to_names)
     for collector in collectors:
         names = [(family.name, family.type, family.documentation) for family in collector.describe()]

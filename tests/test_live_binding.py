@@ -12,6 +12,7 @@ from exporter.binding import Bound, Known, bind
 from exporter.model import (
     EVIDENCE,
     Device,
+    Does,
     Fleet,
     Inversion,
     Live,
@@ -301,6 +302,16 @@ def test_use_proves_the_only_card_alone() -> None:
     assert one.see(live("2", order=False), up(MIXED)).letters == "b"
     assert Binding().see(live("2,1", order=False), using(MIXED, "b")).letters == "order-unknown"
     assert Binding().see(live("2", order=False), using(MIXED, "b", "c")).letters == "order-unknown"
+
+
+@pytest.mark.parametrize("does", ["draws", "nothing", None])
+def test_a_card_on_which_it_does_not_compute_is_no_evidence(does: Does | None) -> None:
+    """Masks of compute runtimes do not keep a program from drawing, and who opens all cards has something on each."""
+    outcome = up(MIXED)
+    assert outcome.sample is not None
+    seen = replace(outcome, sample=replace(outcome.sample, users=(User(card("c").key, 7, 1000, None, does),)))
+    assert Binding().see(live("1"), seen).letters == "b"
+    assert Binding().see(live("2", order=False), seen).letters == "order-unknown"
 
 
 def test_parts_and_wholes_do_not_contradict() -> None:

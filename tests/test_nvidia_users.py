@@ -91,6 +91,11 @@ def users(sample: VendorSample) -> dict[str, set[int]]:
     return found
 
 
+def told(sample: VendorSample) -> set[str]:
+    """The devices of which all processes were told."""
+    return {key.identity for key in sample.users_of}
+
+
 def test_each_card_has_its_own_processes(nvml: FakeNvml, work: Work) -> None:
     """A process may be on several cards, a card may have many processes, and the number 0 is no process."""
     many = [f"process 1 {pid}" for pid in range(1000, 1200)]
@@ -116,13 +121,49 @@ def test_nobody_is_looked_for_unless_asked(nvml: FakeNvml, work: Work, tmp_path:
     assert users(worker.read(users=False)) == {}
     assert CALL not in log.read_text()
     assert users(worker.read()) == {FIRST: {4711}}
-    assert users(worker.read(users=False)) == {}
+    unasked = worker.read(users=False)
+    assert (users(unasked), told(unasked)) == ({}, set())
+
+
+def test_processes_are_told_with_what_they_hold_and_do(nvml: FakeNvml, work: Work) -> None:
+    """In each of NVML's three lists: what draws forbids no mask, and clients of MPS compute as others do."""
+    lines = [
+        "process 0 4711 memory=1000",
+        "process 0 4712 memory=2000 draws",
+        "process 0 4713 mps",
+        "process 0 4711 draws",
+    ]
+    nvml.write(equal_cards(2), lines=lines)
+    sample = work(nvml).read()
+    assert [(user.pid, user.memory_bytes, user.does) for user in sample.users] == [
+        (4711, 1000, "computes"),
+        (4712, 2000, "draws"),
+        (4713, None, "computes"),
+    ]
+    assert told(sample) == {FIRST, SECOND}
+
+
+@pytest.mark.parametrize("name", ["Compute", "Graphics", "MPSCompute"])
+def test_a_list_that_is_kept_from_this_user_is_not_an_empty_one(nvml: FakeNvml, work: Work, name: str) -> None:
+    """Who is on the card is not known then, whichever of the three it is."""
+    nvml.write(equal_cards(2), lines=[f"fault nvmlDeviceGet{name}RunningProcesses_v3 0 4"])
+    assert told(work(nvml).read()) == {SECOND}
+
+
+@pytest.mark.parametrize("name", ["Graphics", "MPSCompute"])
+def test_a_card_without_such_a_list_has_none_in_it(nvml: FakeNvml, work: Work, name: str) -> None:
+    """A card that cannot draw has no list of who does."""
+    nvml.write(equal_cards(2), lines=["process 0 4711", f"fault nvmlDeviceGet{name}RunningProcesses_v3 0 3"])
+    sample = work(nvml).read()
+    assert (users(sample), told(sample)) == ({FIRST: {4711}}, {FIRST, SECOND})
 
 
 def test_mig_devices_have_the_processes_and_their_board_has_none(nvml: FakeNvml, work: Work) -> None:
     """NVML would tell the board all of its parts' processes, and a process on one part does not use the board."""
     nvml.write([DIVIDED], lines=["process 0 4711 0", "process 0 4712 2", "process 0 4713 2"])
-    assert users(work(nvml).read()) == {PARTS[0].uuid: {4711}, PARTS[1].uuid: {4712, 4713}}
+    sample = work(nvml).read()
+    assert users(sample) == {PARTS[0].uuid: {4711}, PARTS[1].uuid: {4712, 4713}}
+    assert told(sample) == {part.uuid for part in PARTS}
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 7, 13, 999])
@@ -130,7 +171,7 @@ def test_a_list_that_is_not_given_costs_nothing_else(nvml: FakeNvml, work: Work,
     """Not supported, no permission, too many new processes or any other error: the card is read, and has no fault."""
     nvml.write(equal_cards(2), lines=["process 0 4711", "process 1 4712", f"fault {CALL} 0 {code}"])
     sample = work(nvml).read()
-    assert users(sample) == {SECOND: {4712}}
+    assert (users(sample), told(sample)) == ({SECOND: {4712}}, {SECOND})
     assert values(sample, FIRST).keys() == EVERYTHING
     assert (sample.faults, state(sample, FIRST)) == ((), "ok")
 
@@ -140,7 +181,7 @@ def test_an_older_driver_has_no_such_list(tmp_path: Path, work: Work) -> None:
     fake = FakeNvml(tmp_path, build_or_skip(tmp_path / "lib", [CALL]))
     fake.write(equal_cards(2), lines=["process 0 4711"])
     sample = work(fake).read()
-    assert users(sample) == {}
+    assert (users(sample), told(sample)) == ({}, set())
     assert sample.faults == ()
     assert values(sample, FIRST).keys() == EVERYTHING
 
@@ -171,7 +212,7 @@ def test_a_card_that_hangs_in_that_call_is_alone_in_it(nvml: FakeNvml, work: Wor
     nvml.write(equal_cards(2), lines=["process 1 4712", f"hang {CALL} 0"])
     sample = worker.read(within=1.0)
     assert [state(sample, uuid) for uuid in (FIRST, SECOND)] == ["hung", "ok"]
-    assert users(sample) == {SECOND: {4712}}
+    assert (users(sample), told(sample)) == ({SECOND: {4712}}, {SECOND})
 
 
 # --- what they hold and do
@@ -237,8 +278,9 @@ def test_a_mig_device_tells_no_shares(nvml: FakeNvml, work: Work, tmp_path: Path
     assert DOING not in log.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 6, 13, 999])
-@pytest.mark.parametrize("call", [DRAWING, DOING])
+@pytest.mark.parametrize(
+    ("call", "code"), [*((DRAWING, code) for code in (2, 3, 6, 13)), *((DOING, code) for code in (2, 3, 4, 6, 13, 999))]
+)
 def test_what_else_fails_costs_no_process(nvml: FakeNvml, work: Work, call: str, code: int) -> None:
     """Who computes is known by a call of its own, whatever those fail with that tell more."""
     lines = ("process 0 4711 memory=1000 sm=25", "process 1 4712 memory=2000 sm=50")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from exporter.catalog import DEFAULT
-from exporter.model import Device, Fault, Hint, Reading
+from exporter.model import Device, Does, Fault, Hint, Reading
 
 
 class Sampled(NamedTuple):
@@ -46,6 +46,7 @@ class Use(NamedTuple):
     pid: int
     memory_bytes: int | None = None
     utilization: float | None = None
+    does: Does | None = "computes"
 
 
 class Backend(Protocol):
@@ -90,10 +91,10 @@ class Backend(Protocol):
         Raises ``DeviceLost``, ``DeviceAsleep`` (the card fell asleep meanwhile) and ``BackendAbsent``.
         """
 
-    def users(self, device: Device) -> Collection[Use]:
-        """The processes that compute on a device that :meth:`sample` has just read, by the host's numbers for them.
+    def users(self, device: Device) -> Collection[Use] | None:
+        """All processes on a device that :meth:`sample` has just read, by the host's numbers for them.
 
-        None where that cannot be told. Raises as :meth:`sample` does.
+        None where they cannot be told: that there are none is a statement. Raises as :meth:`sample` does.
         """
 
     def asleep(self, slot: str) -> tuple[Device, ...]:

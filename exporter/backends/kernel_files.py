@@ -76,6 +76,14 @@ def names(folder: str) -> list[str]:
         return []
 
 
+def names_or_none(folder: str) -> list[str] | None:
+    """As :func:`names`; None where there is no folder, or none that can be read."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  (names are all that is wanted)
+    except OSError:
+        return None
+
+
 def _listed(folder: str) -> list[str]:
     """As :func:`names`, but raises as :func:`text`."""
     try:

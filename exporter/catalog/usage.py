@@ -7,9 +7,10 @@ from exporter.catalog.family import Family, reading
 USAGE: dict[str, Family] = {
     "memory": reading(
         "gpu_fleet_memory_used_bytes",
-        "Device memory that the fleet's own processes hold, of fleets of live processes.",
-        nvidia="nvmlDeviceGetComputeRunningProcesses and nvmlDeviceGetGraphicsRunningProcesses",
-        amd="the KFD's vram_<gpu_id> of each process",
+        "Device memory that a live fleet's own processes hold; absent where that is not known of all of them.",
+        nvidia="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses and "
+        "nvmlDeviceGetGraphicsRunningProcesses, not of a board in MIG mode",
+        amd="the KFD's vram_<gpu_id> of each process, since Linux 5.9; without what Vulkan and OpenGL hold",
         intel="the DRM clients' fdinfo",
     ),
     "utilization": reading(
@@ -20,7 +21,7 @@ USAGE: dict[str, Family] = {
     ),
     "processes": reading(
         "gpu_fleet_processes",
-        "Processes of the fleet that use the device.",
+        "Processes of the fleet that compute or draw on the device, without those that only have it open.",
         nvidia="as the memory",
         amd="as the memory",
         intel="as the memory",

@@ -50,10 +50,12 @@ class Fleets:
         self._names = frozenset(fleet.name for fleet in stated)
         self._hidden = 0
 
-    @property
-    def live(self) -> bool:
-        """Whether there are fleets of processes."""
-        return self._watch is not None or any(fleet.live is not None for fleet in self._stated)
+    def live_on(self, vendor: str) -> bool:
+        """Whether a fleet of processes may have devices of the vendor."""
+        stated = (runtime for fleet in self._stated if fleet.live is not None for runtime in fleet.runtimes)
+        watched = () if self._watch is None else self._watch.runtimes
+        served = (RUNTIMES[runtime].vendors for runtime in {*stated, *watched})
+        return any(not vendors or vendor in vendors for vendors in served)
 
     @property
     def left_out(self) -> int:

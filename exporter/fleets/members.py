@@ -182,15 +182,41 @@ def groups(members: Iterable[Member], runtimes: Sequence[str]) -> dict[str, Grou
     """The groups of members by the ending of their fleet's name: none where there is one group, else ``/`` and eight
     digits that stand for the masks, Slurm's cards and the reach; they are the same on every host and after a restart.
     """
-    envs: dict[str, Mapping[str, str]] = {}
     by_masks: dict[str, list[Member]] = {}
     for member in members:
-        env = {name: value for name, value in sorted(member.started.env.items()) if _reads(runtimes, name)}
-        ending = f"/{digest(_told_apart_by(env, member))}"
-        envs[ending] = env
-        by_masks.setdefault(ending, []).append(member)
-    found = {ending: Group(envs[ending], tuple(of_same)) for ending, of_same in by_masks.items()}
+        by_masks.setdefault(_ending(member, runtimes), []).append(member)
+    found = {ending: Group(_masks(same[0], runtimes), tuple(same)) for ending, same in by_masks.items()}
     return dict(zip([""], found.values(), strict=True)) if len(found) == 1 else found
+
+
+class Others(NamedTuple):
+    """Members that do not count, by the ending of the fleet that they are of, and those of which that is not known."""
+
+    of: Mapping[str, Sequence[Member]]
+    unsure: Sequence[Member]
+
+
+def others(members: Iterable[Member], parts: Mapping[str, Group], runtimes: Sequence[str]) -> Others:
+    """What does not count for masks is a part of the workload nevertheless: where there is one group it is of that,
+    whatever its environment; else of the one with the same masks.
+    """
+    counting = {member.incarnation for group in parts.values() for member in group.members}
+    of: dict[str, list[Member]] = {}
+    unsure: list[Member] = []
+    for member in members:
+        if member.incarnation in counting:
+            continue
+        ending = next(iter(parts), "") if len(parts) == 1 else _ending(member, runtimes)
+        of.setdefault(ending, []).append(member) if ending in parts else unsure.append(member)
+    return Others(of, unsure)
+
+
+def _masks(member: Member, runtimes: Iterable[str]) -> dict[str, str]:
+    return {name: value for name, value in sorted(member.started.env.items()) if _reads(runtimes, name)}
+
+
+def _ending(member: Member, runtimes: Sequence[str]) -> str:
+    return f"/{digest(_told_apart_by(_masks(member, runtimes), member))}"
 
 
 def _reads(runtimes: Iterable[str], name: str) -> bool:

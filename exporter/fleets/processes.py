@@ -11,8 +11,10 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+_FIRST_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _MOST_BYTES = 4096  # of a command line, and of the list of control groups, that patterns see
 # A young process may be about to run another program, or be moved to its control group: it is looked at in each scan.
@@ -90,6 +92,16 @@ def hidden(procfs: str) -> bool:
     cannot be read. Source: the mount option ``hidepid`` of proc(5), ``ProtectProc=`` of systemd.exec(5).
     """
     return stat(procfs, 1) is None and os.access(f"{procfs}/self/stat", os.R_OK)
+
+
+def are_the_hosts(procfs: str) -> bool:
+    """Whether process numbers are those by which drivers know processes: of the first namespace, in which the kernel
+    started. In another one, as a container has, a driver tells its numbers, or leaves processes out.
+    """
+    try:
+        return str(Path(f"{procfs}/self/ns/pid").readlink()) == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def runs(procfs: str, incarnation: Incarnation) -> bool:

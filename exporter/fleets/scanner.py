@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,9 +13,10 @@ from exporter.fleet_names import digest, filled, placeholders
 from exporter.fleets import processes, sources
 from exporter.fleets.access import Access
 from exporter.fleets.clients import computing
-from exporter.fleets.members import Group, Member, Registry, Started, counted, groups
+from exporter.fleets.members import Group, Member, Registry, Started, counted, groups, others
 from exporter.fleets.processes import Incarnation, Table
 from exporter.fleets.sources import Looked, PidFileError, PidFiles, Values
+from exporter.fleets.users import Kin, Lives, Survey
 from exporter.masks import DEFAULT_RUNTIMES
 from exporter.model import Fleet, Live, Opens, Refusal
 
@@ -27,22 +29,6 @@ _HANGS = Started({}, Refusal("process-hangs", "the kernel does not answer what i
 
 Pids = Mapping[str, Sequence[int]]
 """Process numbers by the name of the fleet that they make up."""
-
-
-class Lives(NamedTuple):
-    """A fleet of processes, and the programs that it consists of, the oldest first, each with the time at which it was
-    seen first (CLOCK_BOOTTIME); it ends with the last of them.
-    """
-
-    fleet: Fleet
-    programs: tuple[tuple[Incarnation, float], ...] = ()
-
-
-class Survey(NamedTuple):
-    """What one look found, and how many fleets there are beyond those that are shown."""
-
-    lives: tuple[Lives, ...] = ()
-    left_out: int = 0
 
 
 class _Observed(NamedTuple):
@@ -84,8 +70,14 @@ class Scanner:
         self._observed: dict[Incarnation, _Observed] = {}
         self._scan, self._few = 0, True
 
+    @property
+    def runtimes(self) -> frozenset[str]:
+        """Those of all entries."""
+        return frozenset(runtime for entry in self._entries for runtime in runtimes_of(entry))
+
     def scan(self) -> Survey:
         """One look at all processes. Raises ``OSError`` where the host's processes cannot be listed."""
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._scan += 1
         if self._scan % _FORGIVEN_SCANS == 0:
             self.hanging.clear()
@@ -100,7 +92,12 @@ class Scanner:
         self._few = len(programs) <= _FEW
         self._observed = {program: seen for program, seen in self._observed.items() if program in programs}
         self._busy(None)
-        return _within(lives, self._most)
+        return _within(lives, self._most)._replace(
+            began=began,
+            hidden=processes.hidden(self._procfs),
+            hanging=frozenset(self.hanging),
+            comparable=processes.are_the_hosts(self._procfs),
+        )
 
     def of_process(self, entry: FleetSettings, pid: int) -> Fleet | None:
         """One process as a fleet of its own; None where there is none of that number."""
@@ -144,15 +141,19 @@ class Scanner:
             except PidFileError as error:
                 gone, unseen, forbidden = str(error), error.unseen, error.forbidden
         one_workload, runtimes = not placeholders(entry.name), runtimes_of(entry)
+        parents = _parents(entry, pids)
         found = False
         for name, numbers in sorted(pids.items()):
             there = [member for pid in numbers if (member := self._known_member(pid, members))]
             parts = groups(counted(there, runtimes, one_workload=one_workload), runtimes)
+            rest = others(there, parts, runtimes)
+            untold = set(numbers) - {member.incarnation.pid for member in there}
             for ending, group in sorted(parts.items()):
                 found = True
-                programs = ((member.incarnation, member.span.latest) for member in group.members)
-                ordered = sorted(programs, key=lambda program: (program[0].started, program[0].pid))
-                yield Lives(self._fleet(entry, name + ending, group), tuple(ordered))
+                unsure = frozenset((*untold, *(member.incarnation.pid for member in rest.unsure)))
+                named = entry.pid_file is not None
+                kin = Kin(_programs(rest.of.get(ending, ())), unsure, parents, named=named)
+                yield Lives(self._fleet(entry, name + ending, group), _programs(group.members), kin)
         if forbidden:
             yield _none(entry, Refusal("no-permission", gone))
         elif not found and unseen and processes.hidden(self._procfs):
@@ -208,6 +209,20 @@ class Scanner:
             told=tuple(_told(self._procfs, group)),
         )
         return _fleet(entry, name, group.env, live)
+
+
+def _programs(members: Iterable[Member]) -> tuple[tuple[Incarnation, float], ...]:
+    programs = ((member.incarnation, member.span.latest) for member in members)
+    return tuple(sorted(programs, key=lambda program: (program[0].started, program[0].pid)))
+
+
+def _parents(entry: FleetSettings, pids: Pids) -> frozenset[int] | None:
+    """Whose children are of the entry too. A control group has what its processes start, unless somebody puts that
+    elsewhere on purpose; a pattern of command lines, or a pid file, has not.
+    """
+    if entry.pid_file is None and entry.process is None:
+        return None
+    return frozenset(pid for numbers in pids.values() for pid in numbers)
 
 
 def _fleet(entry: FleetSettings, name: str, env: Mapping[str, str], live: Live) -> Fleet:

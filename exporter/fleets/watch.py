@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from exporter.config import SOURCES, FleetSettings
 from exporter.fleets import processes
 from exporter.fleets.members import Registry
-from exporter.fleets.scanner import Lives, Scanner, Survey
+from exporter.fleets.scanner import Scanner
+from exporter.fleets.users import Lives, Own, Survey, Users
 from exporter.model import Fleet
 
 log = logging.getLogger("exporter.fleets")
@@ -30,10 +31,11 @@ def is_live(entry: FleetSettings) -> bool:
     return any(getattr(entry, name) is not None for name in SOURCES)
 
 
-def _used_by(life: Lives, pids: frozenset[int]) -> Fleet:
-    if life.fleet.live is None or life.fleet.live.pids == pids:
+def _used_by(life: Lives, found: Own) -> Fleet:
+    if life.fleet.live is None:
         return life.fleet
-    return replace(life.fleet, live=replace(life.fleet.live, pids=pids))
+    own, unclear = found.own, found.unclear
+    return replace(life.fleet, live=replace(life.fleet.live, pids=found.counted, own=own, unclear=unclear))
 
 
 class _SupersededError(Exception):
@@ -64,6 +66,7 @@ class Watch:
         self._busy_with: tuple[int, float] | None = None
         self._thread: threading.Thread | None = None
         self._begun = 0.0
+        self._awaited = frozenset[int]()
         self._failed = ""
 
     def start(self) -> None:
@@ -72,6 +75,11 @@ class Watch:
         until = time.monotonic() + _FIRST_SCAN_SECONDS
         while not self._stopped.is_set() and not self._first.wait(0.05) and time.monotonic() < until:
             self._see_to_the_thread()
+
+    @property
+    def runtimes(self) -> frozenset[str]:
+        """Those of all entries."""
+        return self._scanner.runtimes
 
     @property
     def registry(self) -> Registry:
@@ -85,11 +93,17 @@ class Watch:
 
     def fleets(self, using: Mapping[int, float] = MappingProxyType({})) -> tuple[Fleet, ...]:
         """The fleets that live now. One whose programs have all ended since the last look is not among them, and the
-        next look is at once. Of a fleet's process numbers those are given that are among ``using``, which has when each
-        was seen to use a device, where that was the program that is there now.
+        next look is at once, as it is where an unknown process uses a device. Of a fleet's process numbers those are
+        given that are among ``using``, which has when each was seen to use a device, where that was the program that is
+        there now.
         """
         self._see_to_the_thread()
-        return tuple(_used_by(life, self._using(life, using)) for life in self._survey.lives if self._lives(life))
+        survey = self._survey
+        users = Users(self._procfs, survey, using)
+        if not users.new <= self._awaited:
+            self._wake.set()
+        self._awaited = users.new
+        return tuple(_used_by(life, users.of(life)) for life in survey.lives if self._lives(life))
 
     @property
     def left_out(self) -> int:
@@ -106,11 +120,6 @@ class Watch:
             if place == 0:
                 self._wake.set()
         return not life.programs
-
-    def _using(self, life: Lives, using: Mapping[int, float]) -> frozenset[int]:
-        """A number of a program that has ended may be somebody else's by now, and was another's before."""
-        there = (program for program, seen in life.programs if using.get(program.pid, 0.0) >= seen)
-        return frozenset(program.pid for program in there if processes.runs(self._procfs, program))
 
     def _look_in_a_thread(self) -> None:
         self._begun = time.monotonic()

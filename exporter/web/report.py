@@ -14,7 +14,7 @@ import msgspec
 
 from exporter import __version__
 from exporter.attribution import device_of
-from exporter.catalog import READINGS
+from exporter.catalog import READINGS, USAGE
 from exporter.collectors import ReloadStatus
 from exporter.inventory import Inventory
 from exporter.lines import Labels
@@ -102,6 +102,14 @@ class BoundCard(Card, frozen=True, kw_only=True, omit_defaults=True):
     ] = msgspec.UNSET
     identity: Annotated[str, _told("Where the state is gone: what the index was bound to, an address or a UUID.")] = ""
     readings: Readings = msgspec.field(default_factory=dict)
+    usage: Annotated[
+        Mapping[str, float],
+        _told(
+            "What the own processes of a fleet of live processes hold and do on the device, by the name of the metric "
+            "family; what is not known of all of them has no key. "
+            f"Families: {', '.join(family.name for family in USAGE.values())}."
+        ),
+    ] = msgspec.field(default_factory=dict)
 
 
 class MaskLayer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -297,7 +305,7 @@ def _runtime(mapping: FleetMapping, snapshot: Snapshot, inventory: Inventory) ->
         return RuntimeReport(
             runtime=mapping.runtime, inverted=False, devices=(), masks=masks, rests_on=(), refusal=_refusal(outcome)
         )
-    devices = tuple(_bound(resolved, device_of(resolved, inventory), snapshot) for resolved in outcome.devices)
+    devices = tuple(_bound(mapping, resolved, device_of(resolved, inventory), snapshot) for resolved in outcome.devices)
     return RuntimeReport(
         runtime=mapping.runtime, inverted=True, devices=devices, masks=masks, rests_on=_texts(outcome.told)
     )
@@ -319,13 +327,20 @@ def _refusal(refusal: Refusal) -> RefusedMask:
     )
 
 
-def _bound(resolved: Resolved, device: Device | None, snapshot: Snapshot) -> BoundCard:
+def _bound(mapping: FleetMapping, resolved: Resolved, device: Device | None, snapshot: Snapshot) -> BoundCard:
     known: dict[str, Any] = {"fleet_index": resolved.fleet_index, "evidence": resolved.evidence}
     if device is None:
         key = resolved.key
         return BoundCard(vendor=_text(key.vendor), identity=_text(key.identity), state="gone", **known)
     state = snapshot.states.get(device.key, msgspec.UNSET)
-    return BoundCard(**_identity(device), state=state, readings=_readings(snapshot, device.key), **known)
+    used = snapshot.usage.get((mapping.fleet, mapping.runtime, device.key), {})
+    return BoundCard(
+        **_identity(device),
+        state=state,
+        readings=_readings(snapshot, device.key),
+        usage={USAGE[metric].name: float(value) for metric, value in used.items()},
+        **known,
+    )
 
 
 def _devices(snapshot: Snapshot) -> Iterator[HostCard]:

@@ -6,8 +6,9 @@
  *   count 4                       what nvmlDeviceGetCount_v2 says; without it, the number of gpu lines
  *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp, and those below
  *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util mps: a part of card INDEX
- *   process INDEX PID [MIGINDEX] [memory=BYTES] [sm=PERCENT] [draws]   a process that computes on card INDEX, or on
- *                                 that part of it, or only draws there; sm= gives it a sample of utilization
+ *   process INDEX PID [MIGINDEX] [memory=BYTES] [sm=PERCENT] [draws|mps]   a process that computes on card INDEX, or
+ *                                 on that part of it, or only draws there, or computes through MPS; sm= gives it a
+ *                                 sample of utilization
  *   field INDEX NUMBER VALUE [link=N] [type=double|uint|ull|sll|usi]   what nvmlDeviceGetFieldValues says; VALUE may be
  *                                 "error CODE". Fields without a line answer NOT_SUPPORTED
  *   xid INDEX CODE                an error that the card's driver tells: lines that come while a set has the card
@@ -69,7 +70,8 @@ typedef Found Device;
 typedef struct {
     long card, slot;
     unsigned pid;
-    bool draws, sampled;
+    enum list { COMPUTES, DRAWS, MPS_COMPUTES } list;
+    bool sampled;
     unsigned long long memory, sm;
 } Process;
 
@@ -143,7 +145,9 @@ static void parse_process(char **rest) {
     process->memory = (unsigned long long)NVML_VALUE_NOT_AVAILABLE;
     for (char *word = next_word(rest); word != NULL; word = next_word(rest)) {
         if (strcmp(word, "draws") == 0)
-            process->draws = true;
+            process->list = DRAWS;
+        else if (strcmp(word, "mps") == 0)
+            process->list = MPS_COMPUTES;
         else if (strchr(word, '=') == NULL) {
             demand(process->slot == WHOLE, "one word too many", word);
             process->slot = (long)number(word);
@@ -563,14 +567,14 @@ static unsigned instance(const Device *device, enum key key) {
     return device != NULL && device->given[key] ? (unsigned)number(device->value[key]) : 0xffffffff;
 }
 
-/* How many processes compute on what was found, a card with those of all its parts; writes the first of them. */
-static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, unsigned room, bool draws) {
+/* How many processes of a list are on what was found, a card with those of all its parts; writes the first of them. */
+static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, unsigned room, enum list list) {
     unsigned count = 0;
     pthread_mutex_lock(&lock);
     for (const Process *process = state.process; process < state.process + state.processes; process++) {
         if (process->card != found->card || (found->slot != WHOLE && process->slot != found->slot))
             continue;
-        if (process->draws != draws)
+        if (process->list != list)
             continue;
         const Device *part = process->slot == WHOLE ? NULL : at(process->card, process->slot);
         if (count < room)
@@ -585,16 +589,17 @@ static unsigned list_processes(const Device *found, nvmlProcessInfo_t *infos, un
 }
 
 /* nvml.h: with too little room it says how much is needed; without any it needs no array. */
-#define PROCESS_CALL(name, draws)                                                                                      \
+#define PROCESS_CALL(name, list)                                                                                       \
     CALL(name, nvmlDevice_t device, unsigned *out, nvmlProcessInfo_t *infos) {                                         \
         ON(BOTH);                                                                                                      \
         const unsigned room = *out;                                                                                    \
         if (room > 0 && infos == NULL)                                                                                 \
             return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
-        *out = list_processes(&found, infos, room, draws);                                                             \
+        *out = list_processes(&found, infos, room, list);                                                              \
         return *out > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;                                              \
     }
-PROCESS_CALL(nvmlDeviceGetComputeRunningProcesses_v3, false)
-PROCESS_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, true)
+PROCESS_CALL(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTES)
+PROCESS_CALL(nvmlDeviceGetGraphicsRunningProcesses_v3, DRAWS)
+PROCESS_CALL(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS_COMPUTES)
 
 #include "nvml_watched.h"

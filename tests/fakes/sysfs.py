@@ -116,6 +116,7 @@ class FakeSys:
         if topology:
             self._generation += topology != self._topology
             tree.file(f"{KFD}/topology/generation_id", self._generation)
+            tree.folder(f"{KFD}/proc")
         self._topology, self._owned = topology, tree.owned
         for process in processes:
             _add_kfd_process(tree, process)

@@ -271,8 +271,8 @@ class AmdBackend:
         """The size that the KFD gives the partition. What the library says is in use repeats the whole card's."""
         return None, None, device.memory_total_bytes
 
-    def users(self, device: Device) -> Collection[Use]:
-        """Those of its compute node. A card whose partitions are devices has none itself."""
+    def users(self, device: Device) -> Collection[Use] | None:
+        """Those of its compute node. Of a card whose partitions are devices they are not told."""
         return users.of_node(self._places.sysfs, self._topology.nodes.get(device.pci_bus_id, ()), device.kfd_node)
 
     def asleep(self, slot: str) -> tuple[Device, ...]:

@@ -197,10 +197,10 @@ class IntelBackend:
         hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
         return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
 
-    def users(self, device: Device) -> Collection[Use]:
-        """None: only the DRM files that a process has open tell, and those are read where the processes are."""
+    def users(self, device: Device) -> Collection[Use] | None:
+        """Not told: only the DRM files that a process has open say it, and those are read where the processes are."""
         del device
-        return ()
+        return None
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus knows of it without touching it."""

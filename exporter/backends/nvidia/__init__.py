@@ -139,15 +139,15 @@ class NvidiaBackend:
         handle = self._handles[device.key]
         return self._sampling.sample(device, handle, self._handles[device.parent or device.key])
 
-    def users(self, device: Device) -> Collection[Use]:
-        """The processes that compute or draw there; none of a board in MIG mode, whose MIG devices have their own."""
+    def users(self, device: Device) -> Collection[Use] | None:
+        """The processes that compute or draw there; not of a board in MIG mode, whose MIG devices have their own."""
         if device.mig_mode:
-            return ()
+            return None
         try:
             return self._processes.on(device.key, self._handles[device.key], part=device.parent is not None)
         except self._nvml.NVMLError as error:
             raise_if_lost(error, device.uuid)
-            return ()
+            return None
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read; where another is there by now, or none was read, what the driver's own ``/proc`` file

@@ -18,11 +18,11 @@ _REASONS = {
 # After these nothing works until the library is loaded anew: uninitialised, driver not loaded, library and driver of
 # different versions.
 _LIBRARY_LOST = (1, 9, 18)
-NOT_SUPPORTED, NOT_FOUND, INVALID_ARGUMENT, TIMEOUT, GPU_IS_LOST = 3, 6, 2, 10, 15
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INVALID_ARGUMENT, TIMEOUT, GPU_IS_LOST = 3, 4, 6, 2, 10, 15
 # Not supported, and a symbol that an older driver lacks: the reading does not exist here, which is no fault.
 NOT_OFFERED = (NOT_SUPPORTED, 13)
 # The same, for what a card is: also what this user may not ask, or what makes no sense for it.
-NONE_HERE = (INVALID_ARGUMENT, NOT_SUPPORTED, 4, NOT_FOUND, 13)
+NONE_HERE = (INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, 13)
 
 
 def reason_of(code: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from exporter import units
 from exporter.backends.base import Use
-from exporter.backends.nvidia.codes import raise_if_lost
-from exporter.model import DeviceKey
+from exporter.backends.nvidia.codes import NO_PERMISSION, NONE_HERE, raise_if_lost
+from exporter.model import DeviceKey, Does
 
 
 class Processes:
@@ -21,34 +21,36 @@ class Processes:
         self._since: dict[DeviceKey, int] = {}
 
     def on(self, key: DeviceKey, handle: Any, *, part: bool) -> list[Use]:
-        """Those that compute there or draw. Raises ``NVMLError`` where it is not known which compute.
-
-        What else fails costs what it would have told; raises as ``raise_if_lost`` does.
+        """Those that compute there or draw. Raises ``NVMLError``, also where one of the lists is kept from this user.
 
         The versioned calls: where an older driver lacks them, pynvml's others raise what is no ``NVMLError``.
         """
         nvml = self._nvml
-        held = {
-            process.pid: process.usedGpuMemory
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-            if process.pid
-        }
+        lists: tuple[tuple[Does, Iterable[Any]], ...] = (
+            ("computes", nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)),
+            ("computes", self._others(handle, "nvmlDeviceGetMPSComputeRunningProcesses_v3")),
+            ("draws", self._others(handle, "nvmlDeviceGetGraphicsRunningProcesses_v3")),
+        )
         # A process that does both is in both lists, with the same memory.
-        for process in self._drawing(key, handle):
-            if process.pid and held.get(process.pid) is None:
-                held[process.pid] = process.usedGpuMemory
+        held: dict[int, tuple[int | None, Does]] = {}
+        for does, listed in lists:
+            for process in listed:
+                memory, is_known = process.usedGpuMemory, held.get(process.pid)
+                if process.pid and (is_known is None or is_known[0] is None):
+                    held[process.pid] = (memory, does if is_known is None else is_known[1])
         shares = {} if part else self._shares(key, handle)
         return [
-            Use(pid, None if memory is None else units.byte_count(memory), _share(shares, pid))
-            for pid, memory in sorted(held.items())
+            Use(pid, None if memory is None else units.byte_count(memory), _share(shares, pid), does)
+            for pid, (memory, does) in sorted(held.items())
         ]
 
-    def _drawing(self, key: DeviceKey, handle: Any) -> Iterable[Any]:
-        """None where a card that cannot draw has no such list."""
+    def _others(self, handle: Any, call: str) -> Iterable[Any]:
+        """Nobody where the card has no such list: one that cannot draw, or an older driver."""
         try:
-            found: Iterable[Any] = self._nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
+            found: Iterable[Any] = getattr(self._nvml, call)(handle)
         except self._nvml.NVMLError as error:
-            raise_if_lost(error, key.identity)
+            if error.value not in NONE_HERE or error.value == NO_PERMISSION:
+                raise
             return ()
         return found
 
