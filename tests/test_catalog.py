@@ -12,6 +12,7 @@ from exporter.backends import BACKENDS
 from exporter.catalog import FAMILIES, READINGS, USAGE, Family
 from exporter.catalog.own_labels import OWN_LABELS, Shaped, is_known
 from exporter.vendors import VENDORS
+from tests import metrics_page
 from tests.harness import METRICS, parse
 
 SOURCES = sorted((Path(__file__).parent.parent / "exporter" / "backends").rglob("*.py"))
@@ -94,3 +95,36 @@ def test_sources_are_of_vendors_that_can_be_read(family: Family) -> None:
     assert family.help.startswith(family.meaning)
     assert (f"Read on request: {family.costly}." in family.help) == bool(family.costly)
     assert family.meaning.endswith(".")
+
+
+def test_every_family_stands_once_under_a_heading() -> None:
+    """And no heading is empty; the tests of the page itself compare it with the file."""
+    groups = metrics_page.grouped()
+    assert sorted(family.name for group in groups.values() for family in group) == sorted(
+        family.name for family in FAMILIES
+    )
+    assert all(groups.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("gpu_memory_free_bytes", "bytes"),
+        ("gpu_pcie_transmit_bytes_per_second", "bytes per second"),
+        ("gpu_interconnect_transmit_bytes_total", "bytes"),
+        ("gpu_xid_last_timestamp_seconds", "seconds since 1970 (Unix time)"),
+        ("gpu_throttled_seconds_total", "seconds"),
+        ("gpu_pcie_link_width_max_lanes", "lanes"),
+        ("gpu_xid_errors_total", "none"),
+    ],
+)
+def test_the_unit_is_the_names_ending(name: str, unit: str) -> None:
+    """Without the ending that counters have."""
+    assert metrics_page.unit(name) == unit
+
+
+def test_the_links_of_the_metrics_page_lead_somewhere() -> None:
+    """Every link within it is a heading of it."""
+    text = metrics_page.page()
+    headings = {metrics_page.anchor(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
