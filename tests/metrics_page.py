@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from exporter.catalog import ATTRIBUTED_LABELS, FAMILIES, READINGS, USAGE, Family
@@ -76,12 +76,12 @@ def page() -> str:
         "## Labels of a reading",
         "A reading is shown for each device of each fleet, where the device gives it, with these labels and its "
         "family's own. The families of a fleet's own use have them too.",
-        _table(("label", "what it says"), ((f"`{label}`", _LABELS[label]) for label in ATTRIBUTED_LABELS)),
+        table(("label", "what it says"), ((f"`{label}`", _LABELS[label]) for label in ATTRIBUTED_LABELS)),
         "## What is read on request",
         "Nothing of these is read until the settings name them, as in "
         '`metrics: {include: ["*", gpu_processes]}`: a pattern of nothing but `*` means all the others. What is not '
         "included, or is excluded, is not asked of a driver either.",
-        _table(("family", "because"), ((_link(family), family.costly) for family in costly)),
+        table(("family", "because"), ((_link(family), family.costly) for family in costly)),
         *(part for group in groups for part in (f"## {group}", *(_section(each) for each in groups[group]))),
         "## States of a device",
         ", ".join(f"`{state}`" for state in STATES),
@@ -142,7 +142,7 @@ def _section(family: Family) -> str:
         told = (f"`{each}`" + (f" ({_LISTED[each]})" if each in _LISTED else "") for each in family.labels)
         rows.append(("labels", ", ".join(told) or "none"))
     rows += [(VENDORS[vendor].title, source) for vendor, source in family.sources]
-    return f"### `{family.name}`\n\n{family.meaning}\n\n{_table(('', ''), rows)}"
+    return f"### `{family.name}`\n\n{family.meaning}\n\n{table(('', ''), rows)}"
 
 
 def _values(family: Family, label: str) -> str:
@@ -151,7 +151,8 @@ def _values(family: Family, label: str) -> str:
     return known.meaning if isinstance(known, Shaped) else ", ".join(f"`{value}`" for value in known)
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of a page."""
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (head, *rows)]
     return "\n".join(f"| {line} |" for line in (lines[0], " | ".join("---" for _ in head), *lines[1:]))
 
