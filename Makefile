@@ -53,6 +53,7 @@ soak: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.metrics_page > docs/metrics.md
+	$(BIN)/python -m tests.migration_page > docs/migration.md
 	$(BIN)/python -m tests.masks_page
 	$(BIN)/python -m tests.runbook_page
 	$(BIN)/python -m tests.schema_page > docs/fleets.schema.json

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from exporter.units import pci_bus_id
-
-VENDOR_IDS = {"nvidia": "0x10de", "amd": "0x1002", "intel": "0x8086"}
-
-_DISPLAY, _ACCELERATOR = "0x03", "0x12"
-# AMD's Instinct cards are processing accelerators. Intel's are neural processing units, which are no GPUs.
-_CLASSES = {"intel": (_DISPLAY,)}
-
+from exporter.vendors import VENDORS
 
 # Drivers that hold a card for a virtual machine, or for nobody.
 _HANDED_AWAY = ("vfio-pci", "pci-stub", "pciback", "xen-pciback")
@@ -36,10 +30,8 @@ def addresses(sysfs: str) -> list[str]:
 
 def is_gpu(sysfs: str, address: str, vendor: str) -> bool:
     """Whether the device at an address is the vendor's, and of a class that its GPUs have."""
-    folder = f"{sysfs}/bus/pci/devices/{address}"
-    if _read(f"{folder}/vendor") != VENDOR_IDS.get(vendor):
-        return False
-    return _read(f"{folder}/class").startswith(_CLASSES.get(vendor, (_DISPLAY, _ACCELERATOR)))
+    folder, known = f"{sysfs}/bus/pci/devices/{address}", VENDORS[vendor]
+    return _read(f"{folder}/vendor") == known.pci_id and _read(f"{folder}/class").startswith(known.classes)
 
 
 def is_known(sysfs: str, address: str) -> bool:

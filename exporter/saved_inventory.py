@@ -14,10 +14,10 @@ from exporter.files import read_regular
 from exporter.inventory import Inventory, narrowed
 from exporter.model import VULKAN_KINDS, Device, DeviceKey, VulkanDevice
 from exporter.units import pci_bus_id
+from exporter.vendors import VENDORS
 
 _MAX_BYTES = 16 * 1024 * 1024
 _MOST_TILES = 64
-_UUID_VENDORS = ("nvidia", "simulated")
 
 
 class MigRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,8 +181,13 @@ def _device_of(row: Row, vendor: str) -> Device:
     )
 
 
+def _keyed_by_uuid(vendor: str) -> bool:
+    """False of vendors that are not read here, whose cards a Vulkan enumeration may have."""
+    return vendor in VENDORS and VENDORS[vendor].keyed_by_uuid
+
+
 def _identity(row: Row, vendor: str, address: str) -> str:
-    if row.uuid and (vendor in _UUID_VENDORS or not address):
+    if row.uuid and (_keyed_by_uuid(vendor) or not address):
         return row.uuid if row.xcp is None else f"{row.uuid}/xcp{row.xcp}"
     return address if row.xcp is None else f"{address}/xcp{row.xcp}"
 

@@ -18,9 +18,12 @@ from typing import Any, NamedTuple, Self
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exporter.catalog import READINGS
+from exporter.catalog.own_labels import is_known
 from exporter.masks import RUNTIMES
 
 PROGRAM = (sys.executable, "-m", "exporter")
+METRICS = {family.name: metric for metric, family in READINGS.items()}
 MASK_VARIABLES = frozenset(variable for runtime in RUNTIMES.values() for variable in runtime.variables)
 
 
@@ -67,14 +70,23 @@ class Scrape(NamedTuple):
 
 
 def parse(text: str, seconds: float = 0.0) -> Scrape:
-    """The page's samples; fails when a series comes twice."""
+    """The page's samples; fails when a series comes twice, or has a label that its family is not known to have."""
     samples: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             seen = samples.setdefault(sample.name, [])
             assert all(sample.labels != other.labels for other in seen), f"{sample.name}{sample.labels} comes twice"
             seen.append(Sample(sample.labels, sample.value))
+            unknown = _unknown_labels(sample.name, sample.labels)
+            assert not unknown, f"{sample.name}: not in exporter/catalog/own_labels.py: {unknown}"
     return Scrape(samples, seconds)
+
+
+def _unknown_labels(name: str, labels: Mapping[str, str]) -> dict[str, str]:
+    """Of a reading's own labels those with a value that the catalog does not list."""
+    metric = METRICS.get(name)
+    own = READINGS[metric].own if metric is not None else ()
+    return {label: labels[label] for label in own if not is_known(str(metric), label, labels[label])}
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,24 +1,19 @@
-"""The vendor backends: a registry of where each one's class is. Backends are imported only inside a worker."""
+"""The vendor backends. The registry of vendors says where each one's class is; it is imported only inside a worker."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 from exporter.backends.base import Backend, Places
+from exporter.vendors import VENDORS
 
-BACKENDS: dict[str, str] = {
-    "nvidia": "exporter.backends.nvidia:NvidiaBackend",
-    "amd": "exporter.backends.amd:AmdBackend",
-    "intel": "exporter.backends.intel:IntelBackend",
-    "simulated": "exporter.backends.simulated:SimulatedBackend",
-}
+BACKENDS: dict[str, str] = {name: vendor.backend for name, vendor in VENDORS.items()}
 
-ON_REQUEST: tuple[str, ...] = ("simulated",)
+ON_REQUEST: tuple[str, ...] = tuple(name for name, vendor in VENDORS.items() if vendor.on_request)
 """Backends that serve only when the settings name them."""
 
-
-LENT_CAPABILITIES: tuple[str, ...] = ("intel",)
-"""Backends that use the daemon's capabilities, where it has any: Intel's counts the time of every process's clients."""
+LENT_CAPABILITIES: tuple[str, ...] = tuple(name for name, vendor in VENDORS.items() if vendor.uses_capabilities)
+"""Backends that use the daemon's capabilities, where it has any."""
 
 
 def create(vendor: str, places: Places) -> Backend:

@@ -6,7 +6,7 @@ A reading that a backend can take is one row of :data:`READINGS`; its key is wha
 
 from __future__ import annotations
 
-from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, VENDOR_NAMES, Family
+from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, Family
 from exporter.catalog.readings import READINGS
 from exporter.catalog.selection import NAMES, Selection, matches, selection
 from exporter.catalog.usage import USAGE
@@ -20,7 +20,6 @@ __all__ = [
     "NAMES",
     "READINGS",
     "USAGE",
-    "VENDOR_NAMES",
     "Family",
     "Selection",
     "matches",

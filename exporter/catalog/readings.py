@@ -159,8 +159,8 @@ READINGS: dict[str, Family] = {
     ),
     "performance_state": reading(
         "gpu_performance_state",
-        "Performance state: 0 is the highest performance, 15 the lowest. One call more a card, so only on request.",
-        costly=True,
+        "Performance state: 0 is the highest performance, 15 the lowest.",
+        costly="one call more a card",
         nvidia="nvmlDeviceGetPerformanceState",
     ),
     "throttled": reading(
@@ -231,15 +231,15 @@ READINGS: dict[str, Family] = {
     ),
     "pcie_transmit_rate": reading(
         "gpu_pcie_transmit_bytes_per_second",
-        "Rate at which the card sends over PCIe, over the 20 milliseconds that each reading takes.",
-        costly=True,
+        "Rate at which the card sends over PCIe, in the time that the reading takes.",
+        costly="each reading takes 20 milliseconds, of some vendors' cards a second",
         nvidia="nvmlDeviceGetPcieThroughput",
         amd="amdgpu's pcie_bw, which takes a second",
     ),
     "pcie_receive_rate": reading(
         "gpu_pcie_receive_bytes_per_second",
-        "Rate at which the card receives over PCIe, over the 20 milliseconds that each reading takes.",
-        costly=True,
+        "Rate at which the card receives over PCIe, in the time that the reading takes.",
+        costly="each reading takes 20 milliseconds, of some vendors' cards a second",
         nvidia="nvmlDeviceGetPcieThroughput",
         amd="amdgpu's pcie_bw, which takes a second",
     ),
@@ -350,8 +350,8 @@ READINGS: dict[str, Family] = {
     ),
     "processes": reading(
         "gpu_processes",
-        "Processes that compute on the device. One call more a card, so only on request.",
-        costly=True,
+        "Processes that compute on the device.",
+        costly="one call more a card",
         nvidia="nvmlDeviceGetComputeRunningProcesses",
         amd="the KFD's list of processes",
         intel="the DRM clients' fdinfo",
@@ -376,19 +376,19 @@ READINGS: dict[str, Family] = {
     "sm_active": reading(
         "gpu_sm_active_ratio",
         "Share of time and of streaming multiprocessors with at least one warp, since the scrape before, 0 to 1.",
-        costly=True,
+        costly="two calls more a device",
         nvidia="GPM, since Hopper",
     ),
     "tensor_active": reading(
         "gpu_tensor_active_ratio",
         "Share of cycles in which any tensor core was active, since the scrape before, 0 to 1.",
-        costly=True,
+        costly="two calls more a device",
         nvidia="GPM, since Hopper",
     ),
     "memory_active": reading(
         "gpu_memory_bandwidth_utilization_ratio",
         "Share of the memory's highest bandwidth in use, since the scrape before, 0 to 1.",
-        costly=True,
+        costly="two calls more a device",
         nvidia="GPM, since Hopper",
     ),
 }

@@ -9,13 +9,7 @@ from typing import NamedTuple
 
 from exporter.doctor.apart import Script, Told
 from exporter.doctor.seen import in_seconds
-
-NAMES: Mapping[str, str] = {
-    "nvidia": "libnvidia-ml.so.1",
-    "amd": "libamd_smi.so",
-    "intel": "libze_loader.so.1",
-}
-"""What the vendors' packages ask the loader for."""
+from exporter.vendors import VENDORS
 
 _SECONDS = 3.0
 _VERSION = re.compile(r"\.so\.([0-9]+\.[0-9.]*[0-9])$")
@@ -63,10 +57,11 @@ def _names(vendor: str, file: str | None) -> Iterator[str]:
     if file is not None:
         yield file
         return
+    library = VENDORS[vendor].library or ""
     if vendor == "amd":
         roots = (os.environ.get("ROCM_HOME"), os.environ.get("ROCM_PATH"), "/opt/rocm")
-        yield from (f"{root}/lib/{NAMES[vendor]}" for root in roots if root)
-    yield NAMES[vendor]
+        yield from (f"{root}/lib/{library}" for root in roots if root)
+    yield library
 
 
 def _library(told: Told) -> Library:

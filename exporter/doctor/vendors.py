@@ -12,9 +12,8 @@ from exporter.doctor.seen import Seen
 from exporter.faults import FAULTS
 from exporter.files import read_regular
 from exporter.model import BackendStatus
+from exporter.vendors import VENDORS
 
-# The kernel's modules that a vendor's cards can be read by.
-_MODULES: Mapping[str, tuple[str, ...]] = {"nvidia": ("nvidia",), "amd": ("amdgpu",), "intel": ("xe", "i915")}
 _MOST_BYTES = 4096
 # "NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue ...", or "... Open Kernel Module for x86_64  550.54.15  ..."
 _NVIDIA_VERSION = re.compile(r"Kernel Module[^\n]*?\s([0-9]+\.[0-9][0-9.]*)\s")
@@ -40,14 +39,14 @@ def check_present(seen: Seen) -> Iterator[Finding]:
 def check_drivers(seen: Seen) -> Iterator[Finding]:
     """The kernel's module, and what serves each card."""
     for vendor, status in here(seen):
-        if vendor in _MODULES:
+        if VENDORS[vendor].modules:
             on_bus = seen.on_bus(vendor)
             yield _driver(seen, vendor, status, on_bus)
             yield from _cards(vendor, on_bus)
 
 
 def _driver(seen: Seen, vendor: str, status: BackendStatus, on_bus: Mapping[str, str | None]) -> Finding:
-    modules = _MODULES[vendor]
+    modules = VENDORS[vendor].modules
     loaded = [name for name in modules if name in on_bus.values() or Path(seen.sysfs, "module", name).is_dir()]
     version = nvidia_version(seen) if vendor == "nvidia" else ""
     if version:
@@ -86,7 +85,7 @@ def _text(path: str) -> str:
 
 
 def _cards(vendor: str, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
-    modules = _MODULES[vendor]
+    modules = VENDORS[vendor].modules
     for address, driver in on_bus.items():
         if driver is None:
             fix = f"`lspci -nnk -s {address}` names the modules for it: `sudo modprobe {modules[0]}`; {_LOG}"
@@ -97,8 +96,8 @@ def _cards(vendor: str, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
 
 
 def check_libraries(seen: Seen) -> Iterator[Finding]:
-    """Which file the vendor's library is loaded from, and of which version it is; NVIDIA's alone is needed."""
-    wanted = {vendor: seen.settings.libraries.get(vendor) for vendor, _ in here(seen) if vendor in libraries.NAMES}
+    """Which file the vendor's library is loaded from, and of which version it is."""
+    wanted = {vendor: seen.settings.libraries.get(vendor) for vendor, _ in here(seen) if VENDORS[vendor].library}
     for vendor, found in libraries.look(wanted).items():
         if found.path:
             version = f", version {found.version}" if found.version else ""
@@ -117,7 +116,7 @@ def _same_version(seen: Seen, vendor: str, library: str) -> Iterator[Finding]:
 
 
 def _no_library(vendor: str, error: str, *, named: bool) -> Finding:
-    if vendor == "nvidia":
+    if not VENDORS[vendor].files_suffice:
         return failed("library", vendor, f"it cannot be loaded: {error}", FAULTS["library-missing"].advice)
     if named:
         fix = f"Correct the file that `libraries:` names for {vendor}, or leave it out; a reload takes it."
