@@ -22,7 +22,8 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "adding-a-vendor.md"
 BLOCK = re.compile(r"<!-- (file|line in): ([^\s,]+)(?:, (before|after): (.+?))? -->\n```\w+\n(.*?)```\n", re.DOTALL)
-UNMADE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "node_modules", "shared")
+PROJECT = ("docs", "exporter", "grafana", "prometheus", "systemd", "tests")
+UNMADE = shutil.ignore_patterns(".*", "__pycache__", "node_modules")
 NAMED = "backends: [acme]\nsampling: {reuse_seconds: 0, deadline_seconds: 2}\n"
 FIRST, SECOND = "0000:41:00.0", "0000:61:00.0"
 CARDS = (
@@ -94,7 +95,11 @@ class Acme:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project, as it is after the page; with the page's library built beside it."""
     root = tmp_path_factory.mktemp("page") / "project"
-    shutil.copytree(ROOT, root, ignore=UNMADE)
+    for folder in PROJECT:
+        shutil.copytree(ROOT / folder, root / folder, ignore=UNMADE)
+    for path in ROOT.glob("[!.]*.*"):
+        if path.is_file():
+            shutil.copy(path, root)
     for block in blocks():
         block.put(root)
 
