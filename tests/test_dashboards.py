@@ -271,7 +271,16 @@ def test_what_a_cell_leads_to_is_there(name: str) -> None:
     assert "gpu-fleet-exporter" in board(name)["tags"]
 
 
-UNITS = {"bytes": "bytes", "celsius": "celsius", "percent": "percent", "seconds": "s"}
+UNITS = {
+    "bytes": "bytes",
+    "celsius": "celsius",
+    "percent": "percent",
+    "seconds": "s",
+    "watts": "watt",
+    "hertz": "hertz",
+    "ratio": "percentunit",
+    "rpm": "rotrpm",
+}
 
 
 def unit_of(expression: str) -> str:
@@ -328,6 +337,7 @@ def test_values_have_their_words() -> None:
         "Masks over time": {"0": "refused", "1": "inverted"},
         "Backends": {"0": "down", "1": "up"},
         "Exporters": {"0": "down", "1": "up"},
+        "Clocks that were held down": {"0": "free", "1": "held down"},
         "Cards that were lost, hung or asleep": {"0": "ok", "1": "asleep", "2": "hung", "3": "lost"},
     }
     found = {}
@@ -376,7 +386,9 @@ def test_sums_count_a_card_once() -> None:
             if named & readings and re.search(r"\b(sum|avg|count)\b", asked.expression):
                 seen += 1
                 for name in named & readings:
-                    bare = re.sub(rf"max by \([^)]*\) \((label_replace\()?{name}\{{", "", asked.expression)
+                    bare = re.sub(
+                        rf"max by \([^)]*\) \(((label_replace|rate|increase)\()?{name}\{{", "", asked.expression
+                    )
                     assert f"{name}{{" not in bare, asked
     assert seen > 3
 
