@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from exporter import catalog
+from exporter.catalog.own_labels import OWN_LABELS
 from exporter.model import STATES
 from exporter.refusals import REFUSALS
 from grafana.source.__main__ import DASHBOARDS, FOLDER, made
@@ -212,6 +213,21 @@ def test_every_name_is_one_that_is_emitted_or_recorded(asked: queries.Asked) -> 
         labels = set(FAMILIES.get(name, ALL_LABELS)) | TARGET_LABELS
         assert set(matchers) <= labels, f"{name} has no such label: {set(matchers) - labels}"
     assert named.grouped <= ALL_LABELS | named.made, named.grouped
+
+
+READINGS = {family.name: metric for metric, family in catalog.READINGS.items()}
+
+
+@pytest.mark.parametrize("asked", queries.everything(), ids=lambda asked: asked.where)
+def test_every_value_of_an_own_label_is_one_that_it_may_have(asked: queries.Asked) -> None:
+    """What a query selects by, such as a reason or a sensor, or each way that its pattern allows, is in the catalog."""
+    for name, matchers in queries.names(asked.expression).selected:
+        own = OWN_LABELS.get(READINGS.get(name.split(":")[1] if ":" in name else name, ""), {})
+        for label in own.keys() & matchers.keys():
+            known = own[label]
+            assert isinstance(known, tuple), asked
+            for pattern in matchers[label].split("|"):
+                assert any(re.fullmatch(pattern, value) for value in known), (asked, pattern)
 
 
 @every

@@ -34,6 +34,8 @@ CARD_COLUMNS = (
     Column("Part", "gpu_partition", parts.wide(50)),
 )
 _UNTOLD = "No card here tells it"
+# It stands also beside a card that tells it, and not now.
+_UNMEASURED = "Not measured"
 
 
 def _name(metric: str) -> str:
@@ -46,7 +48,7 @@ def _each(metric: str) -> str:
 
 def _over_time(unit: str, title: str, description: str, **expressions: str) -> timeseries.Panel:
     """Lines of cards; the name of each expression is what is in front of the card's, where there are several."""
-    panel = parts.named(parts.lines(unit), title, f"{description} A gap was not measured.", _UNTOLD, (8, 8))
+    panel = parts.named(parts.lines(unit), title, f"{description} A gap was not measured.", _UNMEASURED, (8, 8))
     several = len(expressions) > 1
     asked = [
         parts.over_time(expression, f"{name.replace('_', ' ')}, {LEGEND}" if several else LEGEND)
@@ -140,7 +142,7 @@ def _below(metric: str) -> str:
 
 
 def _told(**properties: object) -> dict[str, object]:
-    return {"noValue": parts.UNMEASURED, "decimals": 0, **properties}
+    return {"noValue": "not told", "decimals": 0, **properties}
 
 
 def failures() -> table.Panel:
@@ -149,16 +151,16 @@ def failures() -> table.Panel:
     columns = (
         *CARD_COLUMNS,
         Column("Needs", "action", parts.wide(110)),
-        Column("XID errors", "Value #A", parts.wide(85, **{**some, **_told()})),
-        Column("Last XID", "Value #B", parts.wide(75, **_told())),
-        Column("Memory, lost", "Value #C", parts.wide(100, **{**any_at_all, **_told()})),
-        Column("Memory, corrected", "Value #D", parts.wide(130, **_told())),
-        Column("Rows or pages replaced", "Value #E", parts.wide(160, **_told())),
+        Column("XID errors", "Value #A", parts.wide(95, **{**some, **_told()})),
+        Column("Last XID", "Value #B", parts.wide(80, **_told(noValue="none"))),
+        Column("Memory, lost", "Value #C", parts.wide(115, **{**any_at_all, **_told()})),
+        Column("Memory, corrected", "Value #D", parts.wide(150, **_told())),
+        Column("Rows or pages replaced", "Value #E", parts.wide(180, **_told())),
         Column("Memory's repair", "Value #F", parts.wide(120, **parts.coloured(parts.REPAIR_TEXTS))),
-        Column("PCIe replays", "Value #G", parts.wide(95, **_told())),
-        Column("PCIe errors", "Value #H", parts.wide(90, **{**some, **_told()})),
-        Column("Links up", "Value #I", parts.wide(75, **_told())),
-        Column("Link errors", "Value #J", parts.wide(90, **{**some, **_told()})),
+        Column("PCIe replays", "Value #G", parts.wide(110, **_told())),
+        Column("PCIe errors", "Value #H", parts.wide(105, **{**some, **_told()})),
+        Column("Links up", "Value #I", parts.wide(85, **_told())),
+        Column("Link errors", "Value #J", parts.wide(95, **{**some, **_told()})),
     )
     panel = parts.named(
         parts.listed(columns, order=[("Memory, lost", True), ("XID errors", True)]),

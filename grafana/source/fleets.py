@@ -200,9 +200,9 @@ def _held() -> timeseries.Panel:
 
 def _own() -> list[timeseries.Panel]:
     """What the fleets' processes hold and do, and what their cards draw."""
-    told = "No chosen fleet is one of live processes whose driver tells it"
+    whose = "Of fleets of live processes, on cards whose driver tells it. A gap was not told."
     memory, load = (
-        parts.named(parts.lines(unit), title, f"{description} A gap was not told.", told, (8, 9))
+        parts.named(parts.lines(unit), title, f"{description} {whose}", "Not told", (8, 9))
         for title, unit, description in (
             ("Memory of the fleets' own processes", "bytes", "What they hold on each card, whoever else is on it."),
             ("Load by the fleets' own processes", "percentunit", "Share of each card's time that they took."),
