@@ -69,7 +69,7 @@ def _fleets() -> table.Panel:
         Column("Memory used", "Value #D", {"unit": "bytes", "noValue": parts.UNMEASURED}),
         Column("Memory installed", "Value #E", {"unit": "bytes", "noValue": parts.UNMEASURED}),
         Column("Its processes' memory", "Value #G", {"unit": "bytes", "noValue": "not told"}),
-        Column("Power", "Value #H", parts.wide(90, unit="watt", decimals=0, noValue=parts.UNMEASURED)),
+        Column("Power", "Value #H", parts.wide(90, unit="watt", noValue=parts.UNMEASURED)),
         Column("Hottest", "Value #F", parts.share(parts.HOT, "celsius", 110)),
     )
     panel = parts.named(
