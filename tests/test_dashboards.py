@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from exporter import catalog
+from exporter.catalog.own_labels import OWN_LABELS
 from exporter.model import STATES
 from exporter.refusals import REFUSALS
 from grafana.source.__main__ import DASHBOARDS, FOLDER, made
@@ -214,6 +215,21 @@ def test_every_name_is_one_that_is_emitted_or_recorded(asked: queries.Asked) -> 
     assert named.grouped <= ALL_LABELS | named.made, named.grouped
 
 
+READINGS = {family.name: metric for metric, family in catalog.READINGS.items()}
+
+
+@pytest.mark.parametrize("asked", queries.everything(), ids=lambda asked: asked.where)
+def test_every_value_of_an_own_label_is_one_that_it_may_have(asked: queries.Asked) -> None:
+    """What a query selects by, such as a reason or a sensor, or each way that its pattern allows, is in the catalog."""
+    for name, matchers in queries.names(asked.expression).selected:
+        own = OWN_LABELS.get(READINGS.get(name.split(":")[1] if ":" in name else name, ""), {})
+        for label in own.keys() & matchers.keys():
+            known = own[label]
+            assert isinstance(known, tuple), asked
+            for pattern in matchers[label].split("|"):
+                assert any(re.fullmatch(pattern, value) for value in known), (asked, pattern)
+
+
 @every
 def test_legends_and_columns_are_labels_of_the_query(name: str) -> None:
     """A legend names labels that the answer keeps; a table's columns are those, or the value of one of its queries."""
@@ -271,7 +287,16 @@ def test_what_a_cell_leads_to_is_there(name: str) -> None:
     assert "gpu-fleet-exporter" in board(name)["tags"]
 
 
-UNITS = {"bytes": "bytes", "celsius": "celsius", "percent": "percent", "seconds": "s"}
+UNITS = {
+    "bytes": "bytes",
+    "celsius": "celsius",
+    "percent": "percent",
+    "seconds": "s",
+    "watts": "watt",
+    "hertz": "hertz",
+    "ratio": "percentunit",
+    "rpm": "rotrpm",
+}
 
 
 def unit_of(expression: str) -> str:
@@ -328,6 +353,7 @@ def test_values_have_their_words() -> None:
         "Masks over time": {"0": "refused", "1": "inverted"},
         "Backends": {"0": "down", "1": "up"},
         "Exporters": {"0": "down", "1": "up"},
+        "Clocks that were held down": {"0": "free", "1": "held down"},
         "Cards that were lost, hung or asleep": {"0": "ok", "1": "asleep", "2": "hung", "3": "lost"},
     }
     found = {}
@@ -376,7 +402,9 @@ def test_sums_count_a_card_once() -> None:
             if named & readings and re.search(r"\b(sum|avg|count)\b", asked.expression):
                 seen += 1
                 for name in named & readings:
-                    bare = re.sub(rf"max by \([^)]*\) \((label_replace\()?{name}\{{", "", asked.expression)
+                    bare = re.sub(
+                        rf"max by \([^)]*\) \(((label_replace|rate|increase)\()?{name}\{{", "", asked.expression
+                    )
                     assert f"{name}{{" not in bare, asked
     assert seen > 3
 

@@ -28,6 +28,9 @@ CARDS = 4
 SHARED = "0000:81:00.0"
 
 QUIET = "nothing is the matter with the demonstration in this way"
+NO_PROCESSES = "the demonstration's fleets are stated, and have no processes"
+NO_NUMBER = "the demonstration expects no number of cards"
+NO_SUCH = "the simulated cards have nothing of the kind"
 EMPTY = {
     "mapping: Backends that are down A": QUIET,
     "cluster: variable cluster": "no target has such a label",
@@ -37,14 +40,47 @@ EMPTY = {
         for name in (
             *("GpuExporterDown", "GpuExporterReloadFailed", "GpuBackendDown", "GpuBackendCrashing", "GpuBackendSlow"),
             *("GpuDeviceLost", "GpuHot", "GpuMemoryNearlyFull", "GpuFleetMappingContradicted", "GpuFleetsLeftOut"),
-            "GpuThresholdMissing",
+            *("GpuThresholdMissing", "GpuCardsMissing", "GpuMemoryHot", "GpuThrottledByHeat", "GpuThrottledByHardware"),
+            *("GpuXid", "GpuRecoveryNeeded", "GpuUncorrectedMemoryErrors", "GpuRowRemappingFailed"),
+            *("GpuRowRemappingPending", "GpuRetiredPagesPending", "GpuPcieLinkDegraded", "GpuInterconnectLinkDown"),
         )
     },
+    **{f"hosts: PCIe links below their best {letter}": QUIET for letter in "ABCD"},
+    **dict.fromkeys(
+        (
+            *("fleets: Cards shared with another fleet B", "fleets: Cards shared with another fleet C"),
+            *("fleets: Memory of the fleets' own processes A", "fleets: Load by the fleets' own processes A"),
+            "cluster: Fleets over all hosts G",
+            *(
+                "recording: fleet:gpu_fleet_memory_used_bytes:sum",
+                "recording: cluster_fleet:gpu_fleet_memory_used_bytes:sum",
+            ),
+        ),
+        NO_PROCESSES,
+    ),
+    **dict.fromkeys(
+        (
+            *("mapping: Cards found and expected B", "mapping: Cards found and expected C"),
+            *("cluster: Cards missing A", "recording: cluster:gpu_cards_missing:sum"),
+        ),
+        NO_NUMBER,
+    ),
+    **dict.fromkeys(
+        (
+            *("hosts: Memory and hottest spot A", "hosts: Memory and hottest spot B", "hosts: Revolutions of fans A"),
+            *(f"hosts: Errors {letter}" for letter in "EFIJK"),
+            *(f"hosts: Traffic {letter}" for letter in "ABCD"),
+            "recording: device:gpu_interconnect_links_up:sum",
+        ),
+        NO_SUCH,
+    ),
     "alerts: GpuCardGone": QUIET,
     "alerts: GpuDeviceFlapping": "a card has to hang several times",
     "alerts: GpuFleetIdleHoldingMemory": "the simulated cards are busy",
 }
 """The queries that may find nothing, and why."""
+SOMETIMES = {"hosts: Clocks that were held down A"}
+"""A simulated card meets its power limit for some of every two minutes."""
 
 
 class Cluster(NamedTuple):
@@ -118,8 +154,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_every_query_is_answered(cluster: Cluster) -> None:
     """No query of a panel, a variable, an annotation or a rule errs, and none finds nothing but those with a reason."""
-    empty = {asked.where for asked in queries.everything() if not cluster.ask(asked)}
-    assert empty - set(EMPTY) == set()
+    empty = {asked.where for asked in queries.everything() if not cluster.ask(asked)} - SOMETIMES
+    assert sorted(empty - set(EMPTY)) == []
     assert {where for where in EMPTY if where not in empty} == set(), "these find something, and need no reason"
 
 
@@ -127,8 +163,9 @@ def test_the_rules_are_evaluated(cluster: Cluster) -> None:
     """Every rule was evaluated without an error, and two alerts wait: of a refused mask and of a card that hangs."""
     rules = [rule for group in cluster.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == sum(len(queries.rules(path)) for path in queries.RULES)
-    # Prometheus evaluates this one every five minutes.
-    assert {(rule["name"], rule["health"]) for rule in rules if rule["health"] != "ok"} <= {("GpuCardGone", "unknown")}
+    # Prometheus evaluates these every five minutes.
+    seldom = {("GpuCardGone", "unknown"), ("GpuInterconnectLinkDown", "unknown")}
+    assert {(rule["name"], rule["health"]) for rule in rules if rule["health"] != "ok"} <= seldom
     states = {
         rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting" and rule["state"] != "inactive"
     }

@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PARAGRAPHS = ["Meaning", "Check", "Cure"]
 PLACEHOLDERS = {"PID": "1", "FLEET": "chat"}
 NO_SETTINGS = {"for", "found", "refused"}  # a key of Prometheus's rules, and what `explain` writes in front of lines
-NO_SERIES = {"gpu_uuid", "gpu_id"}  # a column of nvidia-smi, and a file of the KFD
+NO_SERIES = {"gpu_uuid", "gpu_id", "gpu_vram_bad_pages"}  # a column of nvidia-smi, and files of the KFD and amdgpu
 
 
 def rules(name: str, kind: str) -> list[dict[str, Any]]:

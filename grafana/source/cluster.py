@@ -29,7 +29,7 @@ def cluster() -> build.Dashboard:
     board.with_variable(parts.chosen("cluster", "cluster:gpu_hosts:count", within='job=~"$job"').all_value(".*"))
     board.annotations([])
     parts.place(board, *_numbers())
-    parts.place(board, _fleets(), _refused(), _states(), *_lines())
+    parts.place(board, _fleets(), _refused(), _states(), *_lines(), *_condition())
     return board
 
 
@@ -68,13 +68,15 @@ def _fleets() -> table.Panel:
         Column("Utilization", "Value #C", parts.share(parts.PLAIN)),
         Column("Memory used", "Value #D", {"unit": "bytes", "noValue": parts.UNMEASURED}),
         Column("Memory installed", "Value #E", {"unit": "bytes", "noValue": parts.UNMEASURED}),
+        Column("Its processes' memory", "Value #G", {"unit": "bytes", "noValue": "not told"}),
+        Column("Power", "Value #H", parts.wide(90, unit="watt", noValue=parts.UNMEASURED)),
         Column("Hottest", "Value #F", parts.share(parts.HOT, "celsius", 110)),
     )
     panel = parts.named(
         parts.listed(columns, order=[("Devices", True)]),
         "Fleets over all hosts",
         "Fleets of one name taken together. Devices are counted once a fleet and host, the mean utilization is over "
-        "devices.",
+        "devices. Memory used and power are the devices', with whatever runs on them.",
         _UNRECORDED,
         (24, 9),
     )
@@ -87,6 +89,8 @@ def _fleets() -> table.Panel:
         parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_memory_used_bytes:sum"))),
         parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_memory_total_bytes:sum"))),
         parts.rows(by("max", place, _recorded("cluster_fleet:gpu_temperature_celsius:max"))),
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_fleet_memory_used_bytes:sum"))),
+        parts.rows(by("sum", place, _recorded("cluster_fleet:gpu_power_watts:sum"))),
     )
 
 
@@ -132,4 +136,43 @@ def _lines() -> list[timeseries.Panel]:
         parts.asked(vendors, parts.over_time(of_vendor, "{{vendor}} {{cluster}} ({{job}})")),
         parts.asked(fleets, parts.over_time(of_fleet, "{{fleet}} {{cluster}} ({{job}})")),
         parts.asked(memory, parts.over_time(used, "{{vendor}} {{cluster}} ({{job}})")),
+    ]
+
+
+def _condition() -> list[timeseries.Panel]:
+    """What all cards draw, how many are held back, and what went wrong."""
+    untold = "No card here tells it, or nothing is recorded"
+    power, held, errors, missing = (
+        parts.named(parts.lines(unit), title, description, absent, (6, 8))
+        for title, unit, description, absent in (
+            ("Power by vendor", "watt", "What all cards draw, each once.", untold),
+            (
+                "Devices held back",
+                "short",
+                "Whose clocks something holds down, by reason: heat, hardware, the power limit, and whatever else the "
+                "cards name but idleness and clocks that somebody has set.",
+                untold,
+            ),
+            (
+                "Errors in an hour",
+                "short",
+                "Of all cards, in the hour before: errors that NVIDIA's driver has numbered (XID), and of memory.",
+                untold,
+            ),
+            ("Cards missing", "short", "Of those that hosts' settings expect.", "No host expects a number of cards"),
+        )
+    )
+    reasons = _recorded("cluster:gpu_throttled:sum", 'reason!~"idle|application-clocks"')
+    xids, memory = (_recorded(f"cluster:gpu_{name}_errors_total:increase1h") for name in ("xid", "ecc"))
+    drawn = by("sum", (*_PLACE, "vendor"), _recorded("cluster:gpu_power_watts:sum"))
+    absent = f"sum by (vendor) ({_recorded('cluster:gpu_cards_missing:sum')})"
+    return [
+        parts.asked(power, parts.over_time(drawn, "{{vendor}} {{cluster}} ({{job}})")),
+        parts.asked(held, parts.over_time(f"sum by (reason) ({reasons})", "{{reason}}")),
+        parts.asked(
+            errors,
+            parts.over_time(f"sum by (vendor) ({xids})", "XID, {{vendor}}"),
+            parts.over_time(f"sum by (error, vendor) ({memory})", "memory, {{error}}, {{vendor}}"),
+        ),
+        parts.asked(missing, parts.over_time(absent, "{{vendor}}")),
     ]

@@ -18,6 +18,9 @@ from grafana.source.queries import (
     HOST,
     OF_FLEET,
     OF_VENDOR,
+    OWN_MEMORY,
+    OWN_UTILIZATION,
+    POWER,
     SAME_DEVICE,
     TEMPERATURE,
     TOTAL,
@@ -38,6 +41,7 @@ from grafana.source.readings import readings
 _LEGEND = "{{fleet}} {{fleet_index}} = {{vendor}} GPU {{physical_index}} {{gpu_partition}} ({{instance}})"
 _LINE = (*HOST, "fleet", "fleet_index", "vendor", "physical_index", "gpu_partition")
 _ALL = (OF_FLEET, OF_VENDOR)
+_UNTOLD = "not told"
 
 
 def host_column(width: int = 150) -> Column:
@@ -61,6 +65,7 @@ def fleets() -> build.Dashboard:
     )
     parts.place(board, _masks(), _shared(), refused(), _devices())
     parts.place(board, *readings(_LINE, _LEGEND, 12, *_ALL), _held(), row="Devices of the fleets")
+    parts.place(board, *_own(), row="The fleets' own use, and their cards' power")
     return board
 
 
@@ -111,20 +116,28 @@ def _shared() -> table.Panel:
         Column("GPU", "physical_index", parts.wide(50)),
         fleet_column(),
         Column("Its index", "fleet_index", parts.wide(80)),
+        Column("Its memory", "Value #B", parts.wide(95, unit="bytes", noValue=_UNTOLD)),
+        Column("Its load", "Value #C", parts.share(parts.PLAIN, "percentunit", 1) | {"noValue": _UNTOLD}),
         host_column(),
     )
     panel = parts.named(
         parts.listed(columns, order=[("PCI bus id", False)]),
         "Cards shared with another fleet",
-        "Devices of the chosen fleets that another workload's fleet has too, with every fleet that has them. Their "
-        "load and "
-        "memory are those of all of these together. Fleets of runtime host, which watch every card, do not count.",
+        "Devices of the chosen fleets that another workload's fleet has too, with every fleet that has them. Memory "
+        "and load are what the fleet's own processes hold and do, of fleets of live processes. Everywhere else they "
+        "are those of all of these together. Fleets of runtime host, which watch every card, do not count.",
         "No device is shared",
         (13, 6),
     )
     matched = f"on ({', '.join(SAME_DEVICE)})"
     shared = f"{members(WORKLOAD)} and {matched} ({sharing()} > 1) and {matched} {members(OF_FLEET, WORKLOAD)}"
-    return parts.asked(panel, parts.rows(shared))
+    of_row = f"and on ({', '.join(FLEET_DEVICE)}) ({shared})"
+    return parts.asked(
+        panel,
+        *parts.beside(
+            f"({shared})", *(f"{each(name, FLEET_DEVICE)} {of_row}" for name in (OWN_MEMORY, OWN_UTILIZATION))
+        ),
+    )
 
 
 def _devices() -> table.Panel:
@@ -183,3 +196,28 @@ def _held() -> timeseries.Panel:
         parts.over_time(f"sum({once(TOTAL, *_ALL)} - {once(FREE, *_ALL)})", "in use"),
         parts.over_time(f"sum({once(TOTAL, *_ALL)})", "installed"),
     )
+
+
+def _own() -> list[timeseries.Panel]:
+    """What the fleets' processes hold and do, and what their cards draw."""
+    whose = "Of fleets of live processes, on cards whose driver tells it. A gap was not told."
+    memory, load = (
+        parts.named(parts.lines(unit), title, f"{description} {whose}", "Not told", (8, 9))
+        for title, unit, description in (
+            ("Memory of the fleets' own processes", "bytes", "What they hold on each card, whoever else is on it."),
+            ("Load by the fleets' own processes", "percentunit", "Share of each card's time that they took."),
+        )
+    )
+    power = parts.named(
+        parts.lines("watt"),
+        "Power of the fleets' cards",
+        "What the cards of each fleet draw, each of them once, with whatever runs on them. A gap was not measured.",
+        "Not measured",
+        (8, 9),
+    )
+    drawn = by("sum", FLEET, once(POWER, *_ALL, of_each=("fleet",)))
+    return [
+        parts.asked(memory, parts.over_time(each(OWN_MEMORY, _LINE, *_ALL), _LEGEND)),
+        parts.asked(load, parts.over_time(each(OWN_UTILIZATION, _LINE, *_ALL), _LEGEND)),
+        parts.asked(power, parts.over_time(drawn, "{{fleet}} ({{instance}})")),
+    ]

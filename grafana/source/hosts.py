@@ -8,8 +8,9 @@ from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, table
 from grafana_foundation_sdk.builders import dashboard as build
 
 from exporter import catalog
-from grafana.source import parts
-from grafana.source.fleets import fleet_column, host_column
+from grafana.source import condition, parts
+from grafana.source.condition import CARD_COLUMNS, LEGEND, LINE
+from grafana.source.fleets import fleet_column
 from grafana.source.parts import Column
 from grafana.source.queries import (
     CARD,
@@ -17,6 +18,7 @@ from grafana.source.queries import (
     FREE,
     HOST,
     OF_VENDOR,
+    POWER,
     SAME_DEVICE,
     TEMPERATURE,
     TOTAL,
@@ -35,17 +37,8 @@ from grafana.source.queries import (
 )
 from grafana.source.readings import readings
 
-_LEGEND = "{{instance}} {{vendor}} GPU {{physical_index}} {{gpu_partition}}"
-_LINE = (*HOST, "vendor", "physical_index", "gpu_partition", "pci_bus_id")
 _number = functools.partial(parts.figure, absent="Not measured", width=3)
 _TROUBLED = 'state=~"lost|hung"'
-_CARD_COLUMNS = (
-    host_column(),
-    Column("GPU", "physical_index", parts.wide(50)),
-    Column("Vendor", "vendor", parts.wide(80)),
-    Column("PCI bus id", "pci_bus_id", parts.wide(115)),
-    Column("Part", "gpu_partition", parts.wide(50)),
-)
 
 
 def hosts() -> build.Dashboard:
@@ -59,7 +52,10 @@ def hosts() -> build.Dashboard:
     )
     parts.place(board, *_numbers())
     parts.place(board, _hottest(), _fullest(), _troubled(), _cards(), _sitting())
-    parts.place(board, *readings(_LINE, _LEGEND, 8, OF_VENDOR), row="Each card once")
+    parts.place(board, *readings(LINE, LEGEND, 8, OF_VENDOR), row="Each card once")
+    parts.place(board, *condition.sensors(), row="Power, clocks and cooling")
+    parts.place(board, condition.held_back(), condition.narrow_links(), row="What holds cards back, and what fails")
+    parts.place(board, condition.failures(), condition.traffic())
     return board
 
 
@@ -109,7 +105,7 @@ def _hottest() -> bargauge.Panel:
     panel = parts.named(
         parts.bars("celsius", 110, parts.HOT), "Hottest cards", "The five hottest.", "Not measured", (6, 8)
     )
-    return parts.asked(panel, parts.now(f"topk(5, {each(TEMPERATURE, _LINE, OF_VENDOR)})", _LEGEND))
+    return parts.asked(panel, parts.now(f"topk(5, {each(TEMPERATURE, LINE, OF_VENDOR)})", LEGEND))
 
 
 def _fullest() -> bargauge.Panel:
@@ -120,7 +116,7 @@ def _fullest() -> bargauge.Panel:
         "Not measured",
         (6, 8),
     )
-    return parts.asked(panel, parts.now(f"topk(5, {in_use(_LINE, OF_VENDOR)})", _LEGEND))
+    return parts.asked(panel, parts.now(f"topk(5, {in_use(LINE, OF_VENDOR)})", LEGEND))
 
 
 def _troubled() -> statetimeline.Panel:
@@ -137,18 +133,19 @@ def _troubled() -> statetimeline.Panel:
     ever = by("max", labels, f"max_over_time({bad}[$__range] @ end())")
     return parts.asked(
         panel,
-        parts.over_time(f"{state(labels, OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) ({ever} > 0)", _LEGEND),
+        parts.over_time(f"{state(labels, OF_VENDOR)} and on ({', '.join(SAME_DEVICE)}) ({ever} > 0)", LEGEND),
     )
 
 
 def _cards() -> table.Panel:
     columns = (
-        *_CARD_COLUMNS,
+        *CARD_COLUMNS,
         Column("Card", "name", parts.wide(150)),
         Column("State", "Value #B", parts.wide(70, **parts.coloured(parts.STATE_TEXTS))),
         Column("Temperature", "Value #C", parts.share(parts.HOT, "celsius", 110)),
         Column("Memory in use", "Value #D", parts.share(parts.FULL)),
         Column("Utilization", "Value #E", parts.share(parts.PLAIN)),
+        Column("Power", "Value #H", parts.wide(80, unit="watt", decimals=0, noValue=parts.UNMEASURED)),
         Column("Memory", "Value #F", parts.wide(105, unit="bytes", noValue=parts.UNMEASURED)),
         Column("Fleets on it", "Value #G", parts.wide(90, **parts.over(2, parts.BAD))),
         Column("UUID", "uuid", parts.wide(130)),
@@ -175,13 +172,14 @@ def _cards() -> table.Panel:
             each(UTILIZATION, DEVICE, OF_VENDOR),
             each(TOTAL, DEVICE, OF_VENDOR),
             of_device(known(OF_VENDOR), sharing()),
+            each(POWER, DEVICE, OF_VENDOR),
         ),
     )
 
 
 def _sitting() -> table.Panel:
     columns = (
-        *_CARD_COLUMNS,
+        *CARD_COLUMNS,
         fleet_column(),
         Column("Its index", "fleet_index", parts.wide(80)),
         Column("Runtime", "runtime", parts.wide(90)),

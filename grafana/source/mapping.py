@@ -28,7 +28,7 @@ def mapping() -> build.Dashboard:
     )
     parts.place(board, *_numbers())
     parts.place(board, refused(), _masks(), _evidence(), row="Mapping")
-    parts.place(board, _backends(), _down(), _durations(), _faults(), _hints(), row="Backends")
+    parts.place(board, _backends(), _down(), _durations(), _faults(), _hints(), _found(), row="Backends")
     parts.place(board, _builds(), _up(), *_costs(), row="Exporters")
     return board
 
@@ -168,6 +168,30 @@ def _hints() -> table.Panel:
         (6, 8),
     )
     return parts.asked(panel, parts.rows(by("max", (*_HOST_VENDOR, "hint"), of(catalog.HINT_INFO, OF_VENDOR))))
+
+
+def _found() -> table.Panel:
+    columns = (
+        host_column(),
+        Column("Vendor", "vendor", parts.wide(90)),
+        Column("Found", "Value #A", parts.wide(90)),
+        Column("Expected", "Value #B", parts.wide(120, noValue="any number")),
+        Column("Missing", "Value #C", parts.over(1, parts.WORST)),
+    )
+    panel = parts.named(
+        parts.listed(columns, order=[("Missing", True), ("Host", False)]),
+        "Cards found and expected",
+        "Whole cards that can be read or are asleep, and how many the settings expect of the vendor "
+        "(expected_devices).",
+        "No exporter answers",
+        (24, 6),
+    )
+    found, expected = (
+        by("max", _HOST_VENDOR, of(family, OF_VENDOR)) for family in (catalog.DEVICES_FOUND, catalog.DEVICES_EXPECTED)
+    )
+    return parts.asked(
+        panel, parts.rows(found), parts.rows(expected), parts.rows(f"clamp_min({expected} - {found}, 0)")
+    )
 
 
 def _builds() -> table.Panel:

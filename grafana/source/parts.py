@@ -102,6 +102,8 @@ def mapping(of_value: Mapping[str, tuple[str, str | None]]) -> model.ValueMap:
 
 STATE_TEXTS = texts(_0=("ok", GOOD), _1=("asleep", NOTE), _2=("hung", BAD), _3=("lost", WORST))
 INVERTED_TEXTS = texts(_0=("refused", WORST), _1=("inverted", GOOD))
+HELD_TEXTS = texts(_0=("free", GOOD), _1=("held down", BAD))
+REPAIR_TEXTS = texts(_0=("none", GOOD), _1=("waits for a reset", BAD), _2=("failed", WORST))
 UP_TEXTS = texts(_0=("down", WORST), _1=("up", GOOD))
 
 

@@ -26,6 +26,9 @@ UTILIZATION = catalog.READINGS["utilization"].name
 FREE = catalog.READINGS["memory_free"].name
 TOTAL = catalog.READINGS["memory_total"].name
 TEMPERATURE = catalog.READINGS["temperature"].name
+POWER = catalog.READINGS["power"].name
+OWN_MEMORY = catalog.USAGE["memory"].name
+OWN_UTILIZATION = catalog.USAGE["utilization"].name
 
 
 def of(family: catalog.Family | str, *matchers: str) -> str:
@@ -53,15 +56,44 @@ _PART = 'gpu_partition!=""'
 _OF_GPU_INSTANCE = '"gpu_partition", "$1", "gpu_partition", "([0-9]+)/[0-9]+"'
 
 
-def once(name: str, *matchers: str) -> str:
-    """A reading of each card once: as a whole where that is read, else by the parts of it that are.
+def once(name: str, *matchers: str, of_each: tuple[str, ...] = ()) -> str:
+    """A reading of each card once: as a whole where that is read, else by the parts of it that are; ``of_each`` value
+    of these labels, such as the fleet.
 
     Compute instances of one MIG GPU instance (1/0, 1/1) have its memory together, and count as one.
     """
-    whole = each(name, DEVICE, *matchers, 'gpu_partition=""')
+    whole = each(name, (*of_each, *DEVICE), *matchers, 'gpu_partition=""')
     part = f"label_replace({of(name, *matchers, _PART)}, {_OF_GPU_INSTANCE})"
-    parts = by("max", tuple(label for label in DEVICE if label != "uuid"), part)
-    return f"({whole} or ({parts} unless on ({', '.join(CARD)}) {whole}))"
+    parts = by("max", (*of_each, *(label for label in DEVICE if label != "uuid")), part)
+    return f"({whole} or ({parts} unless on ({', '.join((*of_each, *CARD))}) {whole}))"
+
+
+def own_labels(metric: str, labels: tuple[str, ...], *matchers: str) -> str:
+    """A reading by these labels and those that its family has of its own."""
+    family = catalog.READINGS[metric]
+    return each(family.name, (*labels, *family.own), *matchers)
+
+
+def summed(metric: str, *matchers: str) -> str:
+    """Of each device the sum over the labels that a reading's family has of its own."""
+    return by("sum", DEVICE, own_labels(metric, DEVICE, *matchers))
+
+
+def counted(metric: str, *matchers: str) -> str:
+    """How much a counter of each device has risen in the dashboard's time, over all labels of its own."""
+    return _rising(metric, "increase", "$__range", *matchers)
+
+
+def per_second(metric: str, *matchers: str) -> str:
+    """How fast a counter of each device rises, over all labels of its own."""
+    return _rising(metric, "rate", "$__rate_interval", *matchers)
+
+
+def _rising(metric: str, function: str, window: str, *matchers: str) -> str:
+    """Of fleets that share a device the one whose series saw the most of it holds."""
+    family = catalog.READINGS[metric]
+    rise = f"{function}({of(family.name, *matchers)}[{window}])"
+    return by("sum", DEVICE, by("max", (*DEVICE, *family.own), rise))
 
 
 def known(*matchers: str) -> str:
