@@ -119,6 +119,15 @@ def test_the_answer_has_what_the_metrics_have() -> None:
     assert as_json(facts).count(b'"usage"') == 1
 
 
+def test_what_the_settings_leave_out_is_left_out() -> None:
+    """The other values are as they were."""
+    outcome, chat = used(up(FOUR), [on("b", 7, GIB, 0.5)]), fleet("chat", "1", 7)
+    found = snapshot(outcome, chat)
+    assert outcome.sample is not None
+    for wanted, expected in [(["memory"], [{"memory": GIB}]), ([], [])]:
+        assert list(usage_of(found, [outcome.sample], [chat], wanted).values()) == expected
+
+
 def test_a_process_of_two_fleets_is_in_both() -> None:
     """Each says what its own processes hold."""
     found = usage(used(up(FOUR), [on("b", 7, GIB)]), fleet("chat", "1", 7), fleet("rank", "1", 7))
