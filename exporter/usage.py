@@ -6,8 +6,9 @@ fleet's or not, and one whose share is not told leave none. That nobody uses a d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from exporter.catalog import USAGE
 from exporter.inventory import Inventory
 from exporter.masks import RUNTIMES
 from exporter.model import Binding, Device, DeviceKey, Fleet, Live, Snapshot, UsageKey, User, VendorSample
@@ -19,15 +20,21 @@ _MOST = 1.1
 
 
 def usage_of(
-    snapshot: Snapshot, samples: Iterable[VendorSample], fleets: Iterable[Fleet]
+    snapshot: Snapshot,
+    samples: Iterable[VendorSample],
+    fleets: Iterable[Fleet],
+    wanted: Collection[str] = frozenset(USAGE),
 ) -> Mapping[UsageKey, Mapping[str, float]]:
-    """The values by the keys of :data:`exporter.catalog.USAGE`, for each binding of which there are any."""
-    live = {fleet.name: fleet.live for fleet in fleets if fleet.live is not None and fleet.live.own is not None}
+    """The values by the keys of :data:`exporter.catalog.USAGE`, for each binding of which there are any; ``wanted`` are
+    those that the settings leave.
+    """
+    live = {fleet.name: fleet.live for fleet in fleets if wanted and fleet.live and fleet.live.own is not None}
     bindings = [binding for binding in snapshot.bindings if binding.fleet in live]
     users = _by_device(samples, snapshot) if bindings else {}
     inventory = Inventory(snapshot.devices)
     found = ((_key(each), _told(each, live[each.fleet], users, inventory)) for each in bindings)
-    return {key: values for key, values in found if values}
+    chosen = ((key, {metric: values[metric] for metric in wanted if metric in values}) for key, values in found)
+    return {key: values for key, values in chosen if values}
 
 
 def _key(binding: Binding) -> UsageKey:

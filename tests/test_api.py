@@ -42,7 +42,7 @@ from tests.test_collectors import SCENES
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "docs" / "fleets.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-FAMILIES = [family.name for family in catalog.READINGS.values()]
+FAMILIES = [family.name for family in (*catalog.READINGS.values(), *catalog.USAGE.values())]
 IDENTITY = ("vendor", "physical_index", "pci_bus_id", "uuid", "gpu_partition")
 HOSTILE = "<script>alert(1)</script>\"&amp; 'x"
 SETTINGS = """
@@ -97,7 +97,8 @@ def same(facts: Mapping[str, Any], scrape: Scrape) -> None:
                     continue
                 own = labels(card, fleet=fleet["name"], fleet_index=str(card["fleet_index"]))
                 bound.append(own | {"runtime": runtime["runtime"], "evidence": card["evidence"]})
-                values += [(family, own, value) for family, value in card.get("readings", {}).items()]
+                given = card.get("readings", {}) | card.get("usage", {})
+                values += [(family, own, value) for family, value in given.items()]
     assert_equal(bound, [each.labels for each in scrape.of("gpu_fleet_device_info")])
     assert_equal(values, [(name, each.labels, each.value) for name in FAMILIES for each in scrape.of(name)])
     assert_equal(inverted, [(each.labels, each.value) for each in scrape.of("gpu_fleet_mask_inverted")])

@@ -19,36 +19,13 @@ from exporter.model import Fleet
 from exporter.probe import Prober
 from exporter.probing import Question
 from exporter.wire import DriverAnswer
+from tests.fake_proc import Proc
 from tests.process_host import wait_for
 
 pytestmark = pytest.mark.e2e
 
 ENTRY = FleetSettings(name="job-{pid}", runtime="cuda", process=ProcessPattern(command="work"))
 ONE = FleetSettings(name="one", runtime="cuda", process=ProcessPattern(command="nobody"))
-
-
-class Proc:
-    """A procfs of plain files, in which a file may also be a pipe that nobody writes into."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / "self").mkdir()
-
-    def add(self, pid: int, mask: str, *, stack: int = 5) -> None:
-        """A process with that mask."""
-        environ = f"CUDA_VISIBLE_DEVICES={mask}\0".encode()
-        folder = self.root / str(pid)
-        folder.mkdir(exist_ok=True)
-        fields = ["S", "1", *["0"] * 17, "100", *["0"] * 5, str(stack), *["0"] * 21, "1000", str(1000 + len(environ))]
-        (folder / "stat").write_text(f"{pid} (work) {' '.join(fields)} 0\n")
-        (folder / "cmdline").write_bytes(b"work\0")
-        (folder / "cgroup").write_text("0::/\n")
-        (folder / "environ").write_bytes(environ)
-
-    def hang(self, pid: int, name: str) -> None:
-        """Whoever reads that file of the process waits for ever."""
-        (self.root / str(pid) / name).unlink()
-        os.mkfifo(self.root / str(pid) / name)
 
 
 @pytest.fixture

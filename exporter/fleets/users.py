@@ -75,8 +75,10 @@ class Users:
         self._stats: dict[int, Stat | None] = {}
         self._heirs: dict[frozenset[int], defaultdict[int, set[int]]] = {}
         self._using = {pid: asked for pid, asked in using.items() if self._was_there(pid, asked)}
-        self.new = frozenset(filter(self._is_new, self._using)) if survey.comparable else frozenset[int]()
-        """Those that the look has not seen, or not looked into, so that they may be of any fleet."""
+        there = self._using if survey.comparable else {}
+        self.late = frozenset(filter(self._is_late, there))
+        """Those that were started too late for the look to see them: another look does."""
+        self._unseen = self.late | frozenset(filter(self._is_unseen, there))
 
     def of(self, life: Lives) -> Own:
         """Those that are the fleet's own. A number of a program that has ended may be somebody else's by now, and was
@@ -96,7 +98,7 @@ class Users:
                 elif parent in programs or parent in life.kin.unsure:
                     unclear |= started
         if not life.kin.named:
-            unclear |= self.new
+            unclear |= self._unseen
         return Own(counted, own, frozenset(unclear - own))
 
     def _running(self, programs: tuple[tuple[Incarnation, float], ...]) -> frozenset[int]:
@@ -119,12 +121,13 @@ class Users:
         found = self._stat(pid)
         return found is None or (found.incarnation.started_seconds <= asked and found.parent != os.getpid())
 
-    def _is_new(self, pid: int) -> bool:
+    def _is_late(self, pid: int) -> bool:
         found = self._stat(pid)
-        if found is None:  # it has ended, unless it is not shown
-            return self._survey.hidden
-        late = found.incarnation.started_seconds + _TICK_SECONDS > self._survey.began
-        return late or pid in self._survey.hanging
+        return found is not None and found.incarnation.started_seconds + _TICK_SECONDS > self._survey.began
+
+    def _is_unseen(self, pid: int) -> bool:
+        """Where processes are hidden, a number without one may be of one that has not ended."""
+        return pid in self._survey.hanging or (self._survey.hidden and self._stat(pid) is None)
 
     def _started_by(self, parents: frozenset[int]) -> Mapping[int, set[int]]:
         """Users by which of these has started them, or who did, and so on; the first that is found so."""

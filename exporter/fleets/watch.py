@@ -66,7 +66,7 @@ class Watch:
         self._busy_with: tuple[int, float] | None = None
         self._thread: threading.Thread | None = None
         self._begun = 0.0
-        self._awaited = frozenset[int]()
+        self._late_for = 0.0
         self._failed = ""
 
     def start(self) -> None:
@@ -100,9 +100,9 @@ class Watch:
         self._see_to_the_thread()
         survey = self._survey
         users = Users(self._procfs, survey, using)
-        if not users.new <= self._awaited:
+        if users.late and survey.began != self._late_for:
+            self._late_for = survey.began
             self._wake.set()
-        self._awaited = users.new
         return tuple(_used_by(life, users.of(life)) for life in survey.lives if self._lives(life))
 
     @property
