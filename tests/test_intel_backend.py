@@ -51,13 +51,6 @@ def daemon_on(start: Start, fake: FakeSys, config: str = FRESH) -> Daemon:
     return start({}, config, [f"--path.sysfs={fake.sys}", f"--path.procfs={fake.proc}"])
 
 
-def test_nobody_is_told_to_compute(fake: FakeSys) -> None:
-    """What a process has open and does there is read where the processes are, not by the backend."""
-    fake.write([IGPU, MAX_XE], [Client(pid=71, pci=MAX_XE.pci, client_id=1, engines={"ccs": 5})])
-    sample = Host(fake).read(users=True)
-    assert (len(sample.devices), sample.users) == (4, ())
-
-
 # --- who a card is
 
 
