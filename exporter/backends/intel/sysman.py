@@ -240,7 +240,10 @@ class Sysman:
         if address not in self._handles:
             return ()
         if (address, kind) not in self._parts:
-            self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
+            try:
+                self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
+            except AttributeError:  # the loader is older than these calls
+                self._parts[address, kind] = ()
         return self._parts[address, kind]
 
     def _look_up(self, device: Any, kind: Kind) -> Iterator[Part]:
