@@ -178,8 +178,9 @@ def test_a_card_that_slept_starts_anew(fake: FakeSys) -> None:
     fake.set(XE.pci, "power/runtime_status", "suspended\n")
     assert state(host.read(), XE.pci) == "asleep"
     fake.set(XE.pci, "power/runtime_status", "active\n")
+    time.sleep(0.05)
     for card in (XE, I915):
-        fake.set(card.pci, "hwmon/*/energy1_input", "99000000\n")
+        fake.set(card.pci, "hwmon/*/energy1_input", "9000000\n")
     sample = host.read()
     assert [("power", ()) in everything(sample, card.pci) for card in (XE, I915)] == [False, True]
 

@@ -56,9 +56,8 @@ READINGS: dict[str, Family] = {
         own=("engine",),
         nvidia="encoder and decoder: nvmlDeviceGetEncoderUtilization, nvmlDeviceGetDecoderUtilization",
         amd="video: amdgpu's vcn_busy_percent",
-        intel="since the scrape before, each class of engines (render, compute, copy, video, video-enhance), and tile: "
-        "zesEngineGetActivity, else of the card the DRM clients' fdinfo, else intel_gpu_top; media where Sysman knows "
-        "all video engines together alone",
+        intel="each class, since the scrape before, also of tiles: zesEngineGetActivity, else of the card the DRM "
+        "clients' fdinfo, else intel_gpu_top",
     ),
     "temperature": reading(
         "gpu_temperature_celsius",
@@ -86,24 +85,21 @@ READINGS: dict[str, Family] = {
         own=("sensor", "threshold"),
         nvidia="nvmlDeviceGetTemperatureThreshold",
         amd="hwmon's crit and emergency",
-        intel="hwmon's emergency (shutdown), max (maximum) and crit (critical: what is done there the driver does not "
-        "say), of newer versions of xe",
+        intel="newer xe's emergency (shutdown), max, and crit (critical: what is done there it does not say) in hwmon",
     ),
     "power": reading(
         "gpu_power_watts",
         "Power that the card draws.",
         nvidia="nvmlDeviceGetFieldValues, else nvmlDeviceGetPowerUsage",
         amd="hwmon's power1_average, else power1_input",
-        intel="over the time since the scrape before the energy of the card, else of its package alone; of discrete "
-        "cards",
+        intel="the energy over the time since the scrape before, of discrete cards",
     ),
     "power_limit": reading(
         "gpu_power_limit_watts",
         "Power that the card is held to now.",
         nvidia="nvmlDeviceGetFieldValues, else nvmlDeviceGetEnforcedPowerLimit",
         amd="hwmon's power1_cap",
-        intel="the sustained limit of what the power is of, where it is switched on: hwmon's power1_max or power2_max, "
-        "else zesPowerGetLimitsExt",
+        intel="hwmon's power1_max (of the package power2_max) where it is switched on, else zesPowerGetLimitsExt",
     ),
     "power_limit_default": reading(
         "gpu_power_limit_default_watts",
@@ -123,8 +119,7 @@ READINGS: dict[str, Family] = {
         "Energy that the card has used since its driver was loaded; the counter is the hardware's own.",
         nvidia="nvmlDeviceGetFieldValues, since Volta",
         amd="hwmon's energy1_input, else amdsmi_get_energy_count",
-        intel="hwmon's energy1_input (of the card), else energy2_input (of its package), of a tile that of i915_gtN, "
-        "else zesPowerGetEnergyCounter; of discrete cards",
+        intel="hwmon's energy1_input, else of the package energy2_input, else zesPowerGetEnergyCounter",
     ),
     "clock": reading(
         "gpu_clock_hertz",
@@ -132,8 +127,8 @@ READINGS: dict[str, Family] = {
         own=("clock",),
         nvidia="nvmlDeviceGetClockInfo: sm, memory",
         amd="hwmon's freq1_input (graphics) and freq2_input (memory)",
-        intel="the drivers' actual frequency of the GTs for graphics and media (i915's rps_act_freq_mhz, xe's "
-        "act_freq), 0 while one is powered down; of each tile where a card has several; else zesFrequencyGetState",
+        intel="graphics and media: i915's rps_act_freq_mhz, xe's act_freq, else zesFrequencyGetState; 0 while powered "
+        "down, of each tile where a card has several",
     ),
     "clock_maximum": reading(
         "gpu_clock_max_hertz",
@@ -175,8 +170,7 @@ READINGS: dict[str, Family] = {
         own=("reason",),
         nvidia="nvmlDeviceGetCurrentClocksEventReasons",
         amd="the throttle status of amdgpu's gpu_metrics table",
-        intel="the drivers' throttle reasons, of any of the GTs of the card or tile (i915's throttle_reason_*, xe's "
-        "throttle/reason_*)",
+        intel="i915's throttle_reason_*, xe's throttle/reason_*, of any GT of the card or tile",
     ),
     "throttled_seconds": reading(
         "gpu_throttled_seconds_total",
@@ -361,8 +355,7 @@ READINGS: dict[str, Family] = {
         costly="one call more a card",
         nvidia="nvmlDeviceGetComputeRunningProcesses",
         amd="the KFD's list of processes",
-        intel="those that have done something on the card, or hold memory of its own, by the DRM clients' fdinfo; "
-        "absent where not every process can be seen",
+        intel="DRM clients' fdinfo: who has done something or holds memory; absent where not every process is seen",
     ),
     "mig_instance": reading(
         "gpu_mig_instance_info",
