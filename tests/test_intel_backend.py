@@ -51,13 +51,6 @@ def daemon_on(start: Start, fake: FakeSys, config: str = FRESH) -> Daemon:
     return start({}, config, [f"--path.sysfs={fake.sys}", f"--path.procfs={fake.proc}"])
 
 
-def test_nobody_is_told_to_compute(fake: FakeSys) -> None:
-    """What a process has open and does there is read where the processes are, not by the backend."""
-    fake.write([IGPU, MAX_XE], [Client(pid=71, pci=MAX_XE.pci, client_id=1, engines={"ccs": 5})])
-    sample = Host(fake).read(users=True)
-    assert (len(sample.devices), sample.users) == (4, ())
-
-
 # --- who a card is
 
 
@@ -406,12 +399,12 @@ def test_a_card_that_wakes_after_the_clients_were_counted_is_not_idle(fake: Fake
         backend.slots()
         (device,) = backend.identify(ARC_B.pci, lambda _: None)
         sampled = backend.sample(device)
-    assert {reading.metric for reading in sampled.readings} == {"utilization", "temperature"}
+    assert {"utilization", "engine", "temperature"} <= {reading.metric for reading in sampled.readings}
     fake.set(ARC_B.pci, "power/runtime_status", "suspended\n")
     backend.slots()
     fake.set(ARC_B.pci, "power/runtime_status", "active\n")
     (device,) = backend.identify(ARC_B.pci, lambda _: None)
-    assert {reading.metric for reading in backend.sample(device).readings} == {"temperature"}
+    assert {"utilization", "engine"}.isdisjoint(reading.metric for reading in backend.sample(device).readings)
 
 
 def test_a_card_that_falls_asleep_while_it_is_read_is_asleep(fake: FakeSys) -> None:

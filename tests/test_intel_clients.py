@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.backends.intel import clients, gpu_top
-from exporter.backends.intel.clients import ClientMeter, Scan
+from exporter.backends.intel.client_meter import ClientMeter
+from exporter.backends.intel.clients import Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.model import Hint, VendorSample
 from tests.backend_host import hints, state, values

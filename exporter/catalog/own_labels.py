@@ -22,24 +22,42 @@ class Shaped(NamedTuple):
 _NUMBER = Shaped("a number, from 0 on", "[0-9]+")
 _WORDS = "[a-z0-9]+(-[a-z0-9]+)*"
 _CORRECTION: Listed = ("corrected", "uncorrected")
-_CLOCKS: Listed = ("memory", "sm")
+_CLOCKS: Listed = ("graphics", "media", "memory", "sm")
 _THROTTLED: Listed = (
     "application-clocks",
+    "average-thermal",
     "board-limit",
+    "chip-average-thermal",
+    "chip-thermal",
+    "clock-maximum",
+    "current-peak",
     "display-clocks",
     "hardware-slowdown",
     "hardware-thermal",
     "idle",
+    "memory-thermal",
+    "platform-power-burst",
+    "platform-power-cap",
+    "platform-power-critical",
     "power-brake",
+    "power-burst",
     "power-cap",
+    "power-peak",
+    "processor-hot",
+    "regulator-current",
+    "regulator-thermal",
     "reliability",
     "software-thermal",
     "sync-boost",
+    "voltage-droop",
 )
 
 OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
-    "engine": {"engine": ("decoder", "encoder")},
-    "temperature_threshold": {"sensor": ("gpu", "memory"), "threshold": ("maximum", "shutdown", "slowdown")},
+    "engine": {"engine": ("compute", "copy", "decoder", "encoder", "media", "render", "video", "video-enhance")},
+    "temperature_threshold": {
+        "sensor": ("gpu", "memory"),
+        "threshold": ("critical", "maximum", "shutdown", "slowdown"),
+    },
     "clock": {"clock": _CLOCKS},
     "clock_maximum": {"clock": _CLOCKS},
     "fan_speed": {"fan": _NUMBER},

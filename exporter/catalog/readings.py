@@ -49,7 +49,6 @@ READINGS: dict[str, Family] = {
         "Share of the last sample period in which device memory was read or written, 0 to 1.",
         nvidia="nvmlDeviceGetUtilizationRates",
         amd="amdgpu's mem_busy_percent",
-        intel="zesMemoryGetBandwidth over its own maximum, since the scrape before",
     ),
     "engine": reading(
         "gpu_engine_utilization_ratio",
@@ -57,7 +56,8 @@ READINGS: dict[str, Family] = {
         own=("engine",),
         nvidia="encoder and decoder: nvmlDeviceGetEncoderUtilization, nvmlDeviceGetDecoderUtilization",
         amd="video: amdgpu's vcn_busy_percent",
-        intel="since the scrape before, each class of engines: zesEngineGetActivity, else the DRM clients' fdinfo",
+        intel="each class, since the scrape before, also of tiles: zesEngineGetActivity, else of the card the DRM "
+        "clients' fdinfo, else intel_gpu_top",
     ),
     "temperature": reading(
         "gpu_temperature_celsius",
@@ -85,28 +85,28 @@ READINGS: dict[str, Family] = {
         own=("sensor", "threshold"),
         nvidia="nvmlDeviceGetTemperatureThreshold",
         amd="hwmon's crit and emergency",
-        intel="hwmon's crit and emergency",
+        intel="newer xe's emergency (shutdown), max, and crit (critical: what is done there it does not say) in hwmon",
     ),
     "power": reading(
         "gpu_power_watts",
         "Power that the card draws.",
         nvidia="nvmlDeviceGetFieldValues, else nvmlDeviceGetPowerUsage",
         amd="hwmon's power1_average, else power1_input",
-        intel="hwmon's energy over time since the scrape before, else zesPowerGetEnergyCounter likewise",
+        intel="the energy over the time since the scrape before, of discrete cards",
     ),
     "power_limit": reading(
         "gpu_power_limit_watts",
         "Power that the card is held to now.",
         nvidia="nvmlDeviceGetFieldValues, else nvmlDeviceGetEnforcedPowerLimit",
         amd="hwmon's power1_cap",
-        intel="hwmon's power1_max, else zesPowerGetLimitsExt",
+        intel="hwmon's power1_max (of the package power2_max) where it is switched on, else zesPowerGetLimitsExt",
     ),
     "power_limit_default": reading(
         "gpu_power_limit_default_watts",
         "Power limit that the card has when nobody has set another.",
         nvidia="nvmlDeviceGetFieldValues, else nvmlDeviceGetPowerManagementDefaultLimit",
         amd="hwmon's power1_cap_default",
-        intel="hwmon's power1_rated_max",
+        intel="hwmon's power1_rated_max or power2_rated_max, else zesPowerGetProperties",
     ),
     "power_limit_maximum": reading(
         "gpu_power_limit_max_watts",
@@ -119,7 +119,7 @@ READINGS: dict[str, Family] = {
         "Energy that the card has used since its driver was loaded; the counter is the hardware's own.",
         nvidia="nvmlDeviceGetFieldValues, since Volta",
         amd="hwmon's energy1_input, else amdsmi_get_energy_count",
-        intel="hwmon's energy1_input, else zesPowerGetEnergyCounter",
+        intel="hwmon's energy1_input, else of the package energy2_input, else zesPowerGetEnergyCounter",
     ),
     "clock": reading(
         "gpu_clock_hertz",
@@ -127,7 +127,8 @@ READINGS: dict[str, Family] = {
         own=("clock",),
         nvidia="nvmlDeviceGetClockInfo: sm, memory",
         amd="hwmon's freq1_input (graphics) and freq2_input (memory)",
-        intel="the drivers' actual frequency of each GT: graphics, media",
+        intel="graphics and media: i915's rps_act_freq_mhz, xe's act_freq, else zesFrequencyGetState; 0 while powered "
+        "down, of each tile where a card has several",
     ),
     "clock_maximum": reading(
         "gpu_clock_max_hertz",
@@ -135,7 +136,7 @@ READINGS: dict[str, Family] = {
         own=("clock",),
         nvidia="nvmlDeviceGetMaxClockInfo",
         amd="the last of pp_dpm_sclk and pp_dpm_mclk",
-        intel="the drivers' highest frequency of each GT",
+        intel="likewise i915's rps_RP0_freq_mhz, xe's rp0_freq, else zesFrequencyGetProperties",
     ),
     "fan_speed": reading(
         "gpu_fan_speed_ratio",
@@ -149,13 +150,13 @@ READINGS: dict[str, Family] = {
         "Revolutions per minute of a fan, as measured; Prometheus has no base unit for it.",
         own=("fan",),
         amd="hwmon's fan1_input",
-        intel="hwmon's fan1_input (xe since Linux 6.16), else zesFanGetState",
+        intel="hwmon's fan1_input and further ones (i915 since Linux 6.12, xe since 6.16), else zesFanGetState",
     ),
     "voltage": reading(
         "gpu_voltage_volts",
         "Voltage of the GPU core.",
         amd="hwmon's in0_input",
-        intel="hwmon's in0_input (i915)",
+        intel="hwmon's in0_input (i915), in1_input (xe); absent while the core has none",
     ),
     "performance_state": reading(
         "gpu_performance_state",
@@ -169,7 +170,7 @@ READINGS: dict[str, Family] = {
         own=("reason",),
         nvidia="nvmlDeviceGetCurrentClocksEventReasons",
         amd="the throttle status of amdgpu's gpu_metrics table",
-        intel="the drivers' throttle reasons of each GT",
+        intel="i915's throttle_reason_*, xe's throttle/reason_*, of any GT of the card or tile",
     ),
     "throttled_seconds": reading(
         "gpu_throttled_seconds_total",
@@ -255,7 +256,7 @@ READINGS: dict[str, Family] = {
         own=("error",),
         nvidia="nvmlDeviceGetFieldValues, volatile counts",
         amd="amdgpu's ras/*_err_count, over all blocks",
-        intel="zesRasGetState",
+        intel="zesRasGetStateExp's category of memory, of Data Center GPUs, for root",
     ),
     "ecc_lifetime_errors": reading(
         "gpu_ecc_lifetime_errors_total",
@@ -268,7 +269,7 @@ READINGS: dict[str, Family] = {
         "Hardware errors by the block that they were found in, since the driver was loaded: corrected or uncorrected.",
         own=("block", "error"),
         amd="amdgpu's ras/*_err_count",
-        intel="zesRasGetState, by category",
+        intel="zesRasGetStateExp, by category, of Data Center GPUs, for root",
     ),
     "retired_pages": reading(
         "gpu_retired_pages",
@@ -354,7 +355,7 @@ READINGS: dict[str, Family] = {
         costly="one call more a card",
         nvidia="nvmlDeviceGetComputeRunningProcesses",
         amd="the KFD's list of processes",
-        intel="the DRM clients' fdinfo",
+        intel="DRM clients' fdinfo: who has done something or holds memory; absent where not every process is seen",
     ),
     "mig_instance": reading(
         "gpu_mig_instance_info",
@@ -390,5 +391,6 @@ READINGS: dict[str, Family] = {
         "Share of the memory's highest bandwidth in use, since the scrape before, 0 to 1.",
         costly="two calls more a device",
         nvidia="GPM, since Hopper",
+        intel="zesMemoryGetBandwidth over its own maximum",
     ),
 }

@@ -11,13 +11,14 @@ USAGE: dict[str, Family] = {
         nvidia="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses and "
         "nvmlDeviceGetGraphicsRunningProcesses, not of a board in MIG mode",
         amd="the KFD's vram_<gpu_id> of each process, since Linux 5.9; without what Vulkan and OpenGL hold",
-        intel="the DRM clients' fdinfo",
+        intel="of the card's own memory what is resident by the DRM clients' fdinfo (i915 since Linux 6.8, xe); absent "
+        "where not every process can be seen, or several share a client, and of single tiles",
     ),
     "utilization": reading(
         "gpu_fleet_utilization_ratio",
         "Share of the device's time that the fleet's own processes took since the scrape before, 0 to 1.",
         nvidia="nvmlDeviceGetProcessUtilization",
-        intel="the DRM clients' fdinfo",
+        intel="of the busiest class of engines, by the DRM clients' fdinfo, as the memory",
     ),
     "processes": reading(
         "gpu_fleet_processes",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.fakes import intel_trees
 from tests.fakes.mirror import Tree
 
 GIB = 1 << 30
@@ -65,7 +66,12 @@ class AmdCard:
 
 @dataclass(frozen=True, kw_only=True)
 class IntelCard:
-    """An Intel card, with ``driver`` as in :class:`AmdCard`. Only xe shows temperatures and tiles; i915 shows GTs."""
+    """An Intel card, with ``driver`` as in :class:`AmdCard`. Only xe shows temperatures and tiles; i915 shows GTs.
+
+    ``watched`` is added to what it shows beside that (:func:`tests.fakes.intel_trees.monitor` and ``gt``), so that
+    cards are told apart. With ``media`` it has a GT for media beside that for graphics, ``held`` are the drivers' words
+    for what holds its clocks down, and ``hwmon`` says whether there is such a folder: integrated cards have none.
+    """
 
     pci: str
     device_id: str = "0x56a0"
@@ -75,6 +81,10 @@ class IntelCard:
     minor: int = 0
     tiles: int = 1
     temperatures: Mapping[str, int] = field(default_factory=lambda: {"pkg": 48, "vram": 52})
+    watched: int = 0
+    media: bool = False
+    held: tuple[str, ...] = ()
+    hwmon: bool = True
     runtime_status: str | None = "active"
 
 
@@ -318,18 +328,19 @@ def _metrics(card: AmdCard) -> bytes:
 
 def _add_intel(tree: Tree, card: IntelCard) -> None:
     device = device_folder(card.pci)
-    for number in range(card.tiles):
-        if card.driver == "xe":
-            gt = f"{device}/tile{number}/gt{number}"
-            tree.files(f"{gt}/gtidle", {"name": f"gt{number}-rc", "idle_status": "gt-c6", "idle_residency_ms": 1000})
-            tree.files(f"{gt}/freq0", {"act_freq": 0, "cur_freq": 2400, "max_freq": 2400, "min_freq": 300})
-        else:
-            gt = f"{device}/drm/card{card.minor}/gt/gt{number}"
-            tree.files(gt, {"id": number, "rc6_enable": 1, "rc6_residency_ms": 1000, "rps_act_freq_mhz": 0})
+    graphics = [(number, False) for number in range(card.tiles)]
+    for number, (tile, media) in enumerate([*graphics, *([(0, True)] if card.media else [])]):
+        place = f"tile{tile}/gt{number}" if card.driver == "xe" else f"drm/card{card.minor}/gt/gt{number}"
+        files = intel_trees.gt(card.driver, number, card.watched + 10 * tile, media=media, held=card.held)
+        for folder, texts in files.items():
+            tree.files(f"{device}/{place}{folder}", texts)
+    if not card.hwmon:
+        return
     others = iter(range(4, 99))
     places = {"pkg": 2, "vram": 3}
     sensors = {places.get(label) or next(others): (label, value) for label, value in card.temperatures.items()}
-    _add_hwmon(tree, card, {"energy1_input": 5000000, **(_temperatures(sensors) if card.driver == "xe" else {})})
+    temperatures = _temperatures(sensors) if card.driver == "xe" else {}
+    _add_hwmon(tree, card, {**temperatures, **intel_trees.monitor(card.driver, card.watched, sensors)})
 
 
 def _add_partition(tree: Tree, partition: _Partition) -> None:

@@ -6,17 +6,24 @@
  *   gpu INDEX key=value ...            driver=0 bdf name device_id integrated=0|1 subdevices type=GPU|VPU uuid
  *   engine GPU INDEX key=value         group=ALL|COMPUTE_ALL|... sub=-1|TILE active timestamp (microseconds) rate
  *   memory GPU INDEX key=value         location=DEVICE|SYSTEM sub physical size free (bytes)
+ *                                      read written most (bytes, and bytes a second) timestamp (microseconds)
  *   temperature GPU INDEX key=value    sensor=GPU|GLOBAL|MEMORY|... sub celsius
- *   frequency GPU INDEX key=value      actual request (MHz)
- *   power GPU INDEX key=value          energy (microjoules) timestamp (microseconds) rate
+ *   frequency GPU INDEX key=value      domain=GPU|MEMORY|MEDIA sub actual request highest (MHz)
+ *   power GPU INDEX key=value          domain=UNKNOWN|CARD|... sub energy (microjoules) timestamp (microseconds) rate
+ *                                      limit default_limit (milliwatts) limited=0|1
+ *   fan GPU INDEX key=value            sub rpm
+ *   ras GPU INDEX key=value            type=CORRECTABLE|UNCORRECTABLE sub unfilled, and counts: reset programming
+ *                                      driver compute non_compute cache display memory scale l3_fabric
  *   fault CALL [WHERE] STATUS          the call answers STATUS; CALL is a symbol or *, WHERE a GPU's index or *
  *   hang CALL [WHERE]                  the call does not return while this line is there
  *   slow CALL [WHERE] MILLISECONDS     the call takes that long, then answers from the state as it is by then
  *   crash CALL [WHERE]                 the call ends the process by SIGSEGV
  *
- * A key that is left out makes the calls that need it answer UNSUPPORTED_FEATURE. Five can be left out freely: driver
- * is then 0, type GPU, integrated 0, sub -1 (not on a tile), and a device without a uuid leaves the caller's bytes as
- * they are, as Intel's driver does. Text with blanks stands in double quotes; whole numbers may be hexadecimal.
+ * A key that is left out makes the calls that need it answer UNSUPPORTED_FEATURE. Some can be left out freely: driver
+ * is then 0, type GPU or CORRECTABLE, domain GPU or UNKNOWN, integrated 0, sub -1 (not on a tile), highest and
+ * default_limit -1 (not known), limited 1, and a device without a uuid leaves the caller's bytes as they are, as Intel's
+ * driver does. Of hardware errors the categories are those with a count, and `unfilled` more, which the call counts and
+ * leaves as the caller had them. Text with blanks stands in double quotes; whole numbers may be hexadecimal.
  *
  * With rate=R a counter moves: from the line's values on `timestamp` grows with CLOCK_MONOTONIC, and `active` (or
  * `energy`) R times as fast. It goes on where it is if the file changes elsewhere or only the rate does.
@@ -50,10 +57,16 @@ enum {
     DEVICE_PROPERTIES = 0x1,
     PCI_PROPERTIES = 0x2,
     ENGINE_PROPERTIES = 0x5,
+    FAN_PROPERTIES = 0x7,
+    FREQ_PROPERTIES = 0x9,
     MEM_PROPERTIES = 0xb,
+    POWER_PROPERTIES = 0xd,
+    RAS_PROPERTIES = 0xf,
     TEMP_PROPERTIES = 0x14,
     FREQ_STATE = 0x1b,
     MEM_STATE = 0x1e,
+    POWER_LIMIT_EXT_DESC = 0x27,
+    POWER_EXT_PROPERTIES = 0x28,
     DEVICE_EXT_PROPERTIES = 0x2d,
     SUBDEVICE_EXP_PROPERTIES = 0x20004
 };
@@ -143,6 +156,52 @@ typedef void *Chain;
     F(double, actual)                                                                                                  \
     F(uint32_t, throttleReasons)
 #define FIELDS_zes_power_energy_counter_t(F) F(uint64_t, energy) F(uint64_t, timestamp)
+#define FIELDS_zes_freq_properties_t(F)                                                                                \
+    HEAD(F)                                                                                                            \
+    F(int32_t, type)                                                                                                   \
+    F(uint8_t, onSubdevice)                                                                                            \
+    F(uint32_t, subdeviceId)                                                                                           \
+    F(uint8_t, canControl)                                                                                             \
+    F(uint8_t, isThrottleEventSupported)                                                                               \
+    F(double, min)                                                                                                     \
+    F(double, max)
+#define FIELDS_zes_power_properties_t(F)                                                                               \
+    HEAD(F)                                                                                                            \
+    F(uint8_t, onSubdevice)                                                                                            \
+    F(uint32_t, subdeviceId)                                                                                           \
+    F(uint8_t, canControl)                                                                                             \
+    F(uint8_t, isEnergyThresholdSupported)                                                                             \
+    F(int32_t, defaultLimit)                                                                                           \
+    F(int32_t, minLimit)                                                                                               \
+    F(int32_t, maxLimit)
+#define FIELDS_zes_power_ext_properties_t(F) HEAD(F) F(int32_t, domain) F(Chain, defaultLimit)
+#define FIELDS_zes_power_limit_ext_desc_t(F)                                                                           \
+    HEAD(F)                                                                                                            \
+    F(int32_t, level)                                                                                                  \
+    F(int32_t, source)                                                                                                 \
+    F(int32_t, limitUnit)                                                                                              \
+    F(uint8_t, enabledStateLocked)                                                                                     \
+    F(uint8_t, enabled)                                                                                                \
+    F(uint8_t, intervalValueLocked)                                                                                    \
+    F(int32_t, interval)                                                                                               \
+    F(uint8_t, limitValueLocked)                                                                                       \
+    F(int32_t, limit)
+#define FIELDS_zes_mem_bandwidth_t(F)                                                                                  \
+    F(uint64_t, readCounter)                                                                                           \
+    F(uint64_t, writeCounter)                                                                                          \
+    F(uint64_t, maxBandwidth)                                                                                          \
+    F(uint64_t, timestamp)
+#define FIELDS_zes_fan_properties_t(F)                                                                                 \
+    HEAD(F)                                                                                                            \
+    F(uint8_t, onSubdevice)                                                                                            \
+    F(uint32_t, subdeviceId)                                                                                           \
+    F(uint8_t, canControl)                                                                                             \
+    F(uint32_t, supportedModes)                                                                                        \
+    F(uint32_t, supportedUnits)                                                                                        \
+    F(int32_t, maxRPM)                                                                                                 \
+    F(int32_t, maxPoints)
+#define FIELDS_zes_ras_properties_t(F) HEAD(F) F(int32_t, type) F(uint8_t, onSubdevice) F(uint32_t, subdeviceId)
+#define FIELDS_zes_ras_state_exp_t(F) F(int32_t, category) F(uint64_t, errorCounter)
 
 #define EACH_STRUCT(DO)                                                                                                \
     DO(ze_device_uuid_t)                                                                                               \
@@ -160,7 +219,15 @@ typedef void *Chain;
     DO(zes_mem_state_t)                                                                                                \
     DO(zes_temp_properties_t)                                                                                          \
     DO(zes_freq_state_t)                                                                                               \
-    DO(zes_power_energy_counter_t)
+    DO(zes_power_energy_counter_t)                                                                                     \
+    DO(zes_freq_properties_t)                                                                                          \
+    DO(zes_power_properties_t)                                                                                         \
+    DO(zes_power_ext_properties_t)                                                                                     \
+    DO(zes_power_limit_ext_desc_t)                                                                                     \
+    DO(zes_mem_bandwidth_t)                                                                                            \
+    DO(zes_fan_properties_t)                                                                                           \
+    DO(zes_ras_properties_t)                                                                                           \
+    DO(zes_ras_state_exp_t)
 EACH_STRUCT(STRUCT)
 STRUCT(base)
 
@@ -172,8 +239,9 @@ static const Fake fake = {
 enum { TEXT = 128, MAX_RECORDS = 1024, MAX_HANDLES = 4096 };
 
 /* What a line, and a handle, is about. No line is about a DRIVER: they are counted. */
-enum kind { GPU, ENGINE, MEMORY, TEMPERATURE, FREQUENCY, POWER, LINES, DRIVER = LINES, NOTHING };
-static const char *const line_names[LINES] = {"gpu", "engine", "memory", "temperature", "frequency", "power"};
+enum kind { GPU, ENGINE, MEMORY, TEMPERATURE, FREQUENCY, POWER, FAN, RAS, LINES, DRIVER = LINES, NOTHING };
+static const char *const line_names[LINES] = {"gpu", "engine", "memory", "temperature", "frequency", "power", "fan",
+                                              "ras"};
 
 static const char *const types[] = {"GPU", "CPU", "FPGA", "MCA", "VPU", NULL}; /* from 1 on */
 static const char *const locations[] = {"SYSTEM", "DEVICE", NULL};
@@ -196,6 +264,10 @@ static const char *const groups[] = {"ALL",
                                      "MEDIA_CODEC_SINGLE",
                                      NULL};
 
+static const char *const clock_domains[] = {"GPU", "MEMORY", "MEDIA", NULL};
+static const char *const power_domains[] = {"UNKNOWN", "CARD", "PACKAGE", "STACK", "MEMORY", "GPU", NULL};
+static const char *const error_types[] = {"CORRECTABLE", "UNCORRECTABLE", NULL};
+
 /* The keys whose values are kept as text come first, then words, then whole numbers, and from RATE on fractions. */
 enum key {
     BDF,
@@ -206,6 +278,9 @@ enum key {
     GROUP,
     LOCATION,
     SENSOR,
+    CLOCK_DOMAIN,
+    POWER_DOMAIN,
+    ERROR_TYPE,
     OF_DRIVER,
     DEVICE_ID,
     INTEGRATED,
@@ -217,15 +292,34 @@ enum key {
     ACTIVE,
     ENERGY,
     TIMESTAMP,
+    READ,
+    WRITTEN,
+    MOST,
+    LIMIT,
+    DEFAULT_LIMIT,
+    LIMITED,
+    RPM,
+    UNFILLED,
+    RESET, /* the categories of errors, in Sysman's order */
+    PROGRAMMING,
+    DRIVER_ERRORS,
+    COMPUTE,
+    NON_COMPUTE,
+    CACHE,
+    DISPLAY,
+    MEMORY_ERRORS,
+    SCALE,
+    L3_FABRIC,
     RATE,
     CELSIUS,
     ACTUAL,
     REQUEST,
+    HIGHEST,
     KEYS
 };
 
 #define ON_LINE(kind) (1u << (kind))
-#define ON_TILES (ON_LINE(ENGINE) | ON_LINE(MEMORY) | ON_LINE(TEMPERATURE))
+#define ON_TILES ((1u << LINES) - 1 - ON_LINE(GPU))
 #define COUNTERS (ON_LINE(ENGINE) | ON_LINE(POWER))
 static const struct {
     const char *name;
@@ -248,11 +342,33 @@ static const struct {
                 [FREE] = {"free", ON_LINE(MEMORY), NULL},
                 [ACTIVE] = {"active", ON_LINE(ENGINE), NULL},
                 [ENERGY] = {"energy", ON_LINE(POWER), NULL},
-                [TIMESTAMP] = {"timestamp", COUNTERS, NULL},
+                [TIMESTAMP] = {"timestamp", COUNTERS | ON_LINE(MEMORY), NULL},
+                [READ] = {"read", ON_LINE(MEMORY), NULL},
+                [WRITTEN] = {"written", ON_LINE(MEMORY), NULL},
+                [MOST] = {"most", ON_LINE(MEMORY), NULL},
+                [LIMIT] = {"limit", ON_LINE(POWER), NULL},
+                [DEFAULT_LIMIT] = {"default_limit", ON_LINE(POWER), NULL},
+                [LIMITED] = {"limited", ON_LINE(POWER), NULL},
+                [CLOCK_DOMAIN] = {"domain", ON_LINE(FREQUENCY), clock_domains},
+                [POWER_DOMAIN] = {"domain", ON_LINE(POWER), power_domains},
+                [ERROR_TYPE] = {"type", ON_LINE(RAS), error_types},
+                [RPM] = {"rpm", ON_LINE(FAN), NULL},
+                [UNFILLED] = {"unfilled", ON_LINE(RAS), NULL},
+                [RESET] = {"reset", ON_LINE(RAS), NULL},
+                [PROGRAMMING] = {"programming", ON_LINE(RAS), NULL},
+                [DRIVER_ERRORS] = {"driver", ON_LINE(RAS), NULL},
+                [COMPUTE] = {"compute", ON_LINE(RAS), NULL},
+                [NON_COMPUTE] = {"non_compute", ON_LINE(RAS), NULL},
+                [CACHE] = {"cache", ON_LINE(RAS), NULL},
+                [DISPLAY] = {"display", ON_LINE(RAS), NULL},
+                [MEMORY_ERRORS] = {"memory", ON_LINE(RAS), NULL},
+                [SCALE] = {"scale", ON_LINE(RAS), NULL},
+                [L3_FABRIC] = {"l3_fabric", ON_LINE(RAS), NULL},
                 [RATE] = {"rate", COUNTERS, NULL},
                 [CELSIUS] = {"celsius", ON_LINE(TEMPERATURE), NULL},
                 [ACTUAL] = {"actual", ON_LINE(FREQUENCY), NULL},
-                [REQUEST] = {"request", ON_LINE(FREQUENCY), NULL}};
+                [REQUEST] = {"request", ON_LINE(FREQUENCY), NULL},
+                [HIGHEST] = {"highest", ON_LINE(FREQUENCY), NULL}};
 
 /* What the caller's handles point to. An entry is never freed, so that a handle outlives what it is about.
  * `from`, `stamp` and `rate` are a moving counter's line; the rest is how far it had come at the time `since`. */
@@ -594,6 +710,8 @@ LIST_CALL(zesDeviceEnumMemoryModules, GPU, MEMORY)
 LIST_CALL(zesDeviceEnumTemperatureSensors, GPU, TEMPERATURE)
 LIST_CALL(zesDeviceEnumFrequencyDomains, GPU, FREQUENCY)
 LIST_CALL(zesDeviceEnumPowerDomains, GPU, POWER)
+LIST_CALL(zesDeviceEnumFans, GPU, FAN)
+LIST_CALL(zesDeviceEnumRasErrorSets, GPU, RAS)
 
 CALL(zesDeviceGetProperties, void *handle, zes_device_properties_t *out) {
     ON(GPU);
@@ -685,6 +803,18 @@ CALL(zesMemoryGetState, void *handle, zes_mem_state_t *out) {
     return SUCCESS;
 }
 
+/* The caller's struct has no type. */
+CALL(zesMemoryGetBandwidth, void *handle, zes_mem_bandwidth_t *out) {
+    ON(MEMORY);
+    NEED(READ);
+    NEED(WRITTEN);
+    NEED(MOST);
+    NEED(TIMESTAMP);
+    *out = (zes_mem_bandwidth_t){found.number[READ], found.number[WRITTEN], found.number[MOST],
+                                 found.number[TIMESTAMP]};
+    return SUCCESS;
+}
+
 CALL(zesTemperatureGetProperties, void *handle, zes_temp_properties_t *out) {
     ON(TEMPERATURE);
     TYPED(TEMP_PROPERTIES);
@@ -700,6 +830,17 @@ CALL(zesTemperatureGetState, void *handle, double *out) {
     ON(TEMPERATURE);
     NEED(CELSIUS);
     *out = found.real[CELSIUS];
+    return SUCCESS;
+}
+
+CALL(zesFrequencyGetProperties, void *handle, zes_freq_properties_t *out) {
+    ON(FREQUENCY);
+    TYPED(FREQ_PROPERTIES);
+    out->type = (int32_t)found.number[CLOCK_DOMAIN];
+    place(&found, &out->onSubdevice, &out->subdeviceId);
+    out->canControl = out->isThrottleEventSupported = 0;
+    out->min = -1;
+    out->max = found.given[HIGHEST] ? found.real[HIGHEST] : -1;
     return SUCCESS;
 }
 
@@ -720,6 +861,83 @@ CALL(zesPowerGetEnergyCounter, void *handle, zes_power_energy_counter_t *out) {
     NEED(ENERGY);
     NEED(TIMESTAMP);
     *out = (zes_power_energy_counter_t){found.number[ENERGY], found.number[TIMESTAMP]};
+    return SUCCESS;
+}
+
+CALL(zesPowerGetProperties, void *handle, zes_power_properties_t *out) {
+    ON(POWER);
+    TYPED(POWER_PROPERTIES);
+    place(&found, &out->onSubdevice, &out->subdeviceId);
+    out->canControl = out->isEnergyThresholdSupported = 0;
+    out->defaultLimit = found.given[DEFAULT_LIMIT] ? (int32_t)found.number[DEFAULT_LIMIT] : -1;
+    out->minLimit = out->maxLimit = -1;
+    for (base *next = out->pNext; next != NULL; next = next->pNext)
+        if (next->stype == POWER_EXT_PROPERTIES)
+            ((zes_power_ext_properties_t *)next)->domain = (int32_t)found.number[POWER_DOMAIN];
+    return SUCCESS;
+}
+
+/* Two limits: the sustained one, and a peak, which is a current. */
+CALL(zesPowerGetLimitsExt, void *handle, uint32_t *count, zes_power_limit_ext_desc_t *out) {
+    enum { UNIT_CURRENT = 1, UNIT_POWER, SUSTAINED = 1, PEAK = 3, TENFOLD = 10 };
+    Record found;
+    uint32_t fill;
+    TRY(on(__func__, handle, POWER, count, &found));
+    NEED(LIMIT);
+    TRY(room(2, count, out, &fill));
+    for (uint32_t i = 0; i < fill; i++, out++) {
+        TYPED(POWER_LIMIT_EXT_DESC);
+        int32_t limit = (int32_t)found.number[LIMIT];
+        out->level = i == 0 ? PEAK : SUSTAINED;
+        out->limitUnit = i == 0 ? UNIT_CURRENT : UNIT_POWER;
+        out->source = out->interval = 0;
+        out->enabledStateLocked = out->intervalValueLocked = out->limitValueLocked = 1;
+        out->enabled = !found.given[LIMITED] || found.number[LIMITED] != 0;
+        out->limit = i == 0 ? TENFOLD * limit : limit;
+    }
+    return SUCCESS;
+}
+
+CALL(zesFanGetProperties, void *handle, zes_fan_properties_t *out) {
+    ON(FAN);
+    TYPED(FAN_PROPERTIES);
+    place(&found, &out->onSubdevice, &out->subdeviceId);
+    out->canControl = 0;
+    out->supportedModes = 0;
+    out->supportedUnits = 1;
+    out->maxRPM = out->maxPoints = -1;
+    return SUCCESS;
+}
+
+/* Revolutions per minute are unit 0; a fan says no percent. */
+CALL(zesFanGetState, void *handle, int32_t unit, int32_t *out) {
+    ON(FAN);
+    if (unit != 0)
+        return UNSUPPORTED_FEATURE;
+    NEED(RPM);
+    *out = (int32_t)found.number[RPM];
+    return SUCCESS;
+}
+
+CALL(zesRasGetProperties, void *handle, zes_ras_properties_t *out) {
+    ON(RAS);
+    TYPED(RAS_PROPERTIES);
+    out->type = (int32_t)found.number[ERROR_TYPE];
+    place(&found, &out->onSubdevice, &out->subdeviceId);
+    return SUCCESS;
+}
+
+/* As Intel's driver does: what a source of counts does not tell it leaves as it was, and says that all is well. */
+CALL(zesRasGetStateExp, void *handle, uint32_t *count, zes_ras_state_exp_t *out) {
+    Record found;
+    uint32_t fill, total = 0, filled = 0;
+    TRY(on(__func__, handle, RAS, count, &found));
+    for (enum key key = RESET; key <= L3_FABRIC; key++)
+        total += found.given[key];
+    TRY(room(total + (uint32_t)found.number[UNFILLED], count, out, &fill));
+    for (enum key key = RESET; key <= L3_FABRIC && filled < fill; key++)
+        if (found.given[key])
+            out[filled++] = (zes_ras_state_exp_t){(int32_t)(key - RESET), found.number[key]};
     return SUCCESS;
 }
 

@@ -30,7 +30,9 @@ __all__ = [
     "BuildError",
     "CompilerMissingError",
     "Engine",
+    "Errors",
     "FakeZeLoader",
+    "Fan",
     "Frequency",
     "Gpu",
     "Memory",
@@ -104,13 +106,20 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A memory module, in bytes. ``physical=0`` is Sysman's "not known"; None is left out, as in :class:`Engine`."""
+    """A memory module, in bytes. ``physical=0`` is Sysman's "not known"; None is left out, as in :class:`Engine`.
+
+    Of the bandwidth ``most`` is bytes a second, and ``timestamp`` microseconds.
+    """
 
     location: str | None = "DEVICE"
     sub: int = -1
     physical: int | None = 0
     size: int | None = None
     free: int | None = None
+    read: int | None = None
+    written: int | None = None
+    most: int | None = None
+    timestamp: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +133,57 @@ class Temperature:
 
 @dataclass(frozen=True, kw_only=True)
 class Frequency:
-    """A frequency domain, in MHz. Without ``request`` the answer is -1; without ``actual`` there is none."""
+    """A frequency domain, in MHz. Without ``request`` or ``highest`` the answer is -1, and without ``actual`` none."""
 
+    domain: str = "GPU"
+    sub: int = -1
     actual: float | None = None
     request: float | None = None
+    highest: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """A power domain: microjoules and microseconds; with a ``rate`` in watts they move, as in :class:`Engine`."""
+    """A power domain: microjoules and microseconds; with a ``rate`` in watts they move, as in :class:`Engine`.
 
+    The limits are milliwatts; without a ``default_limit`` the answer is -1.
+    """
+
+    domain: str = "UNKNOWN"
+    sub: int = -1
     energy: int | None = None
     timestamp: int | None = 0
     rate: float | None = None
+    limit: int | None = None
+    default_limit: int | None = None
+    limited: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fan:
+    """A fan, in revolutions per minute."""
+
+    sub: int = -1
+    rpm: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Hardware errors of a type, by category; ``unfilled`` categories are counted and not told."""
+
+    type: str = "CORRECTABLE"
+    sub: int = -1
+    unfilled: int | None = None
+    reset: int | None = None
+    programming: int | None = None
+    driver: int | None = None
+    compute: int | None = None
+    non_compute: int | None = None
+    cache: int | None = None
+    display: int | None = None
+    memory: int | None = None
+    scale: int | None = None
+    l3_fabric: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +208,8 @@ class Gpu:
     temperatures: tuple[Temperature, ...] = ()
     frequencies: tuple[Frequency, ...] = ()
     powers: tuple[Power, ...] = ()
+    fans: tuple[Fan, ...] = ()
+    errors: tuple[Errors, ...] = ()
 
 
 _PARTS = {
@@ -169,6 +218,8 @@ _PARTS = {
     "temperature": "temperatures",
     "frequency": "frequencies",
     "power": "powers",
+    "fan": "fans",
+    "ras": "errors",
 }
 
 

@@ -20,6 +20,7 @@ from exporter.backends import kernel_files
 from exporter.backends.base import Note, Places, Sampled, Use
 from exporter.backends.intel.families import Family, family_of
 from exporter.backends.intel.sources import Sources, Values
+from exporter.backends.intel.watched import Watched
 from exporter.backends.kernel_files import Bus, device_folder, names, number
 from exporter.backends.pci_names import name_of
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
@@ -93,6 +94,7 @@ class IntelBackend:
         self._places = places
         self._bus = Bus(places.sysfs, places.procfs, VENDOR)
         self._sources = Sources(places)
+        self._watched = Watched(places, self._sources)
         self._cards: Mapping[str, Card] = {}
         self._facts: dict[str, _Facts] = {}
         self._without: dict[str, float] = {}
@@ -120,7 +122,7 @@ class IntelBackend:
         if not asleep:
             sysman.start()  # it opens every card, and would wake one that sleeps
         for gone in (card.address for card in self._cards.values() if card.who not in stayed):
-            self._sources.forget(gone)
+            self._forget(gone)
             sysman.lose(gone)
         if cards != self._cards:
             self.driver_version = self._version(card.driver for card in cards.values())
@@ -179,6 +181,23 @@ class IntelBackend:
         if facts.card.driver not in DRIVERS:
             detail = f"{address}: the driver {facts.card.driver} is not read, {' and '.join(DRIVERS)} are"
             return Sampled((), hints=(Hint("unsupported-driver", detail),))
+        if device.parent is None:
+            self._sources.begin(address)
+        readings, faults = self._core(device, facts)
+        taken = self._watched.take(device, facts.card.incarnation)
+        readings, faults = [*readings, *taken.readings()], [*faults, *taken.faults]
+        if faults and pci.is_asleep(self._places.sysfs, address):  # since it was looked at
+            raise DeviceAsleep(address)
+        given = {reading.metric for reading in readings}
+        hints = self._sources.hints(device, given)
+        pending = self._sources.pending(device, given) or taken.pending
+        if readings or not faults:  # else the card says who it is, and nothing else
+            more, failed = self._watched.beside(device)
+            readings, faults = [*readings, *more], [*faults, *failed]
+        return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
+
+    def _core(self, device: Device, facts: _Facts) -> tuple[list[Reading], list[Fault]]:
+        """What every vendor's card has."""
         readings: list[Reading] = []
         faults: list[Fault] = []
         for row in READS:
@@ -187,30 +206,39 @@ class IntelBackend:
             try:
                 values = row.call(self._sources, device, facts)
             except DeviceFault as fault:
-                if pci.is_asleep(self._places.sysfs, address):  # since it was looked at
-                    raise DeviceAsleep(address) from fault
                 faults.append(Fault(fault.reason, f"{', '.join(row.metrics)}: {fault.detail}", device.key))
                 continue
             pairs = zip(row.metrics, values, strict=True)
             readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
-        given = {reading.metric for reading in readings}
-        hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
-        return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
+        return readings, faults
 
     def users(self, device: Device) -> Collection[Use] | None:
-        """Not told: only the DRM files that a process has open say it, and those are read where the processes are."""
-        del device
-        return None
+        """Those that have the card open, by their clients; which tile a client is on the drivers do not tell.
+
+        None where some may be hidden.
+        """
+        facts = self._facts[device.pci_bus_id]
+        if device.parent is not None or facts.card.driver not in DRIVERS:
+            return None
+        try:
+            return self._sources.users(device.pci_bus_id)
+        except DeviceFault:  # of a process's file: the others are not all
+            return None
 
     def asleep(self, slot: str) -> tuple[Device, ...]:
         """The card as last read, or what the PCI bus knows of it without touching it."""
         card, facts = self._cards[slot], self._facts.get(slot)
-        self._sources.forget(slot)
+        self._forget(slot)
         board = self._board(card)
         if facts is None or facts.card != card:
             minor = kernel_files.minor_number(self._folder(slot))  # a folder's name, which wakes no card
             return tuple(_with_tiles(_with_node(replace(board, name=name_of(self._places, slot)), minor)))
         return tuple(_with_tiles(_with_facts(board, facts), facts.tile_sensor))
+
+    def _forget(self, address: str) -> None:
+        """What the card has done so far says nothing of what it does next: it sleeps, or is another card."""
+        self._sources.forget(address)
+        self._watched.forget(address)
 
     # --- who a card is
 

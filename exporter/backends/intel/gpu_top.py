@@ -25,6 +25,13 @@ _AGAIN_AFTER_SECONDS = 60.0
 _MOST_CHARACTERS = 1 << 22  # a sample has some hundred for each client
 _PIECE_BYTES = 1 << 16
 _MOST_SAMPLES = 10
+_CLASSES = {
+    "Render/3D": "render",
+    "Compute": "compute",
+    "Blitter": "copy",
+    "Video": "video",
+    "VideoEnhance": "video-enhance",
+}
 _REFUSED = ("ermission denied", "not permitted")
 
 NOT_INSTALLED = Hint("install-intel-gpu-tools", "utilization: the package intel-gpu-tools, with CAP_PERFMON, gives it")
@@ -41,7 +48,7 @@ class GpuTop:
     def __init__(self, address: str) -> None:
         self._address = address
         self._process: subprocess.Popen[bytes] | None = None
-        self._latest: tuple[float, float] | None = None
+        self._latest: tuple[float, Mapping[str, float]] | None = None
         self._not_before = 0.0
         self.hint: Hint | None = None
 
@@ -50,8 +57,16 @@ class GpuTop:
         now = time.monotonic()
         if self._process is None and now >= self._not_before:
             self._begin()
+        return max(self._shares(now).values(), default=None)
+
+    def engines(self) -> Mapping[str, float]:
+        """The share of each class in the last second, from 0 to 1; empty while there is none."""
+        shares = self._shares(time.monotonic())
+        return {_CLASSES[name]: percent / 100 for name, percent in shares.items() if name in _CLASSES}
+
+    def _shares(self, now: float) -> Mapping[str, float]:
         latest = self._latest
-        return latest[1] if latest is not None and now - latest[0] < _FRESH_SECONDS else None
+        return latest[1] if latest is not None and now - latest[0] < _FRESH_SECONDS else {}
 
     def stop(self) -> None:
         """End the tool, whose counters are of a card that sleeps, or is not the one that was there any more."""
@@ -86,8 +101,8 @@ class GpuTop:
             for place, sample in enumerate(_samples(process.stdout.fileno() if process.stdout else -1)):
                 if place > _MOST_SAMPLES + 2 * (time.monotonic() - started):
                     break  # it does not keep to its period, and would keep us busy
-                busy = _busiest(sample)
-                if busy is not None:
+                busy = _by_class(sample)
+                if busy:
                     self._latest, self.hint = (time.monotonic(), busy), None
             process.kill()  # where it has not ended, what it writes is no sample
             said = process.stderr.read(_PIECE_BYTES).decode("utf-8", "replace") if process.stderr else ""
@@ -121,20 +136,21 @@ def _samples(stream: int) -> Iterator[Mapping[str, Any]]:
         searched = max(0, len(text) - 1)
 
 
-def _busiest(sample: Mapping[str, Any]) -> float | None:
-    """The largest share of any class of engines, in percent: older versions list each engine, ``Video/0``.
+def _by_class(sample: Mapping[str, Any]) -> Mapping[str, float]:
+    """The share of each class of engines, in percent: older versions list each engine, ``Video/0``.
 
-    None for the first sample, which is of the moment since the start.
+    None for the first sample, which is of the moment since the start, and where any share is none.
     """
     period, engines = sample.get("period"), sample.get("engines")
     lasted = period.get("duration") if isinstance(period, dict) else None
     if not isinstance(engines, dict) or not isinstance(lasted, int | float) or lasted < _PERIOD_MILLISECONDS / 2:
-        return None
+        return {}
     classes: dict[str, list[float]] = {}
     for name, engine in engines.items():
         busy = engine.get("busy") if isinstance(engine, dict) else None
         if not isinstance(busy, int | float) or isinstance(busy, bool):
-            return None
+            return {}
         classes.setdefault(re.sub(r"/[0-9]+$", "", name), []).append(busy)
-    shares = [units.percent(min(sum(values) / len(values), 100.0)) for values in classes.values()]
-    return None if None in shares else max((share for share in shares if share is not None), default=None)
+    shares = {name: units.percent(min(sum(each) / len(each), 100.0)) for name, each in classes.items()}
+    known = {name: share for name, share in shares.items() if share is not None}
+    return known if len(known) == len(shares) else {}

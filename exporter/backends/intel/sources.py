@@ -5,14 +5,16 @@ the card's clients and ``intel_gpu_top``.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter import units
-from exporter.backends.base import Places
+from exporter.backends.base import Places, Use
 from exporter.backends.intel import clients, regions
-from exporter.backends.intel.clients import ClientMeter, Scan
+from exporter.backends.intel.client_meter import ClientMeter, Looked
+from exporter.backends.intel.clients import Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.backends.intel.sysman import WHOLE, Sysman
 from exporter.backends.kernel_files import number
@@ -43,7 +45,10 @@ class Sources:
     def __init__(self, places: Places) -> None:
         self._places = places
         self.sysman = Sysman(places)
-        self._scan = Scan(0, {}, None)
+        self._scan = self._wider = Scan(0, {}, None)
+        self._nodes: Mapping[str, str] = {}
+        self._widening = threading.Lock()
+        self._looked: dict[str, Looked] = {}
         self._meters: dict[str, ClientMeter] = {}
         self._tops: dict[str, GpuTop] = {}
         self._sized: set[str] = set()
@@ -51,10 +56,59 @@ class Sources:
         self._faults: dict[str, int] = {}
 
     def look_at_clients(self, nodes: Mapping[str, str]) -> None:
-        """Once a cycle: which processes have which card open. ``nodes`` has the card of each DRM node."""
-        uncounted = {node: address for node, address in nodes.items() if not self._counted(address)}
-        number_ = self._scan.number + 1
-        self._scan = clients.scan(number_, self._places.procfs, uncounted) if uncounted else Scan(number_, {}, None)
+        """Once a cycle: which processes have which card open. ``nodes`` has the card of each DRM node.
+
+        That reads the names of all files that all processes have open, so it is done for cards that nothing else tells
+        of, and for all where their processes are to be counted.
+        """
+        wanted, number_ = self._places.wanted, self._wider.number + 1
+        counted = "processes" in wanted
+        by_clients = counted or not wanted.isdisjoint(("utilization", "engine"))
+        looked_for = {
+            node: address for node, address in nodes.items() if counted or (by_clients and not self._counted(address))
+        }
+        scan = clients.scan(number_, self._places.procfs, looked_for) if looked_for else Scan(number_, {}, None)
+        self._nodes, self._scan, self._wider = nodes, scan, Scan(number_, {}, None)
+
+    def begin(self, address: str) -> None:
+        """A card is to be read: what its clients did until now is of the reading before."""
+        self._looked.pop(address, None)
+
+    def engines(self, address: str) -> Mapping[str, float]:
+        """The share of each class of engines, by the card's clients, else by the kernel's performance counters."""
+        if self._counted(address):
+            return {}
+        found = self._look(address).engines
+        top = self._tops.get(address)
+        return found if found is not None else top.engines() if top is not None else {}
+
+    def processes(self, address: str) -> int | None:
+        """How many use the card."""
+        self._look(address)
+        return self._meter(address).processes()
+
+    def users(self, address: str) -> Collection[Use] | None:
+        """All processes that have the card open; None where some may be hidden. Raises ``DeviceFault``."""
+        if address in self._scan.files:
+            self._look(address)
+        else:
+            self._meter(address).look(self._widened())
+        return self._meter(address).uses()
+
+    def _widened(self) -> Scan:
+        """Of the cards that the cycle's scan did not look for, once a cycle, and only when somebody asks."""
+        with self._widening:
+            if self._wider.number == self._scan.number:
+                others = {node: each for node, each in self._nodes.items() if each not in self._scan.files}
+                self._wider = clients.scan(self._scan.number + 1, self._places.procfs, others)
+            return self._wider
+
+    def _look(self, address: str) -> Looked:
+        """Once a reading of the card. Raises ``DeviceFault``, and then knows nothing."""
+        if address not in self._looked:
+            self._looked[address] = Looked()
+            self._looked[address] = self._meter(address).look(self._scan)
+        return self._looked[address]
 
     def utilization(self, device: Device, driver: str) -> Values:
         """By Sysman where it counts, else by the card's clients, else by the kernel's performance counters."""
@@ -73,7 +127,7 @@ class Sources:
             self._stop_top(address)
             return (value,)
         meter = self._meter(address)
-        shown = meter.percent(self._scan)
+        shown = self._look(address).percent
         if meter.hint is None:
             self._stop_top(address)
         elif driver == "i915":

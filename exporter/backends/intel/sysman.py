@@ -11,11 +11,11 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import units
 from exporter.backends.base import Places
+from exporter.backends.intel.sysman_calls import Calls
 from exporter.backends.meter import Meter
 from exporter.backends.vendor_library import LibraryAbsentError, Starting, load
 from exporter.errors import DeviceAsleep, DeviceFault, DeviceLost
@@ -37,44 +37,52 @@ WHOLE = None
 """In place of a tile's number: the whole card."""
 
 
-class _Part(NamedTuple):
-    """A handle of a card's engine group, memory module or sensor; ``tile`` is None where it is the whole card's."""
+class Part(NamedTuple):
+    """A handle of a card's engine group, memory module, sensor or the like; ``tile`` is None where it is the whole
+    card's. ``most`` is what its properties say of a limit, in Sysman's unit.
+    """
 
     kind: int
     tile: int | None
     handle: Any
     size: int = 0
+    most: float = 0.0
 
 
-def _tile(properties: Any) -> int | None:
+def tile_of(properties: Any) -> int | None:
+    """The number of the tile that a part is of; None where it is the card's."""
     return int(properties.subdeviceId) if properties.onSubdevice else None
 
 
-class _Kind(NamedTuple):
-    """How the parts of one kind are found: names in ``pyzes``, and what its properties say of a part."""
+class Kind(NamedTuple):
+    """How the parts of one kind are found: Level Zero's names, and what the properties say of a part.
+
+    ``extension`` is the struct that is filled beside the properties, and its type, for drivers that know it.
+    """
 
     enumerate: str
     describe: str
     handle: str
     properties: str
     stype: str
-    part: Callable[[Any, Any], _Part | None]
+    part: Callable[..., Part | None]
+    extension: tuple[str, str] | None = None
 
 
-def _engine(found: Any, handle: Any) -> _Part | None:
-    return _Part(found.type, _tile(found), handle) if found.type == _ALL_ENGINES else None
+def _engine(found: Any, handle: Any) -> Part | None:
+    return Part(found.type, tile_of(found), handle) if found.type == _ALL_ENGINES else None
 
 
-def _memory(found: Any, handle: Any) -> _Part | None:
+def _memory(found: Any, handle: Any) -> Part | None:
     size = units.memory_size(found.physicalSize) or 0
-    return _Part(found.location, _tile(found), handle, size) if found.location == _ON_DEVICE else None
+    return Part(found.location, tile_of(found), handle, size) if found.location == _ON_DEVICE else None
 
 
-def _sensor(found: Any, handle: Any) -> _Part | None:
-    return _Part(found.type, _tile(found), handle)
+def _sensor(found: Any, handle: Any) -> Part | None:
+    return Part(found.type, tile_of(found), handle)
 
 
-_ENGINES = _Kind(
+_ENGINES = Kind(
     "zesDeviceEnumEngineGroups",
     "zesEngineGetProperties",
     "zes_engine_handle_t",
@@ -82,7 +90,7 @@ _ENGINES = _Kind(
     "ZES_STRUCTURE_TYPE_ENGINE_PROPERTIES",
     _engine,
 )
-_MEMORIES = _Kind(
+MEMORIES = Kind(
     "zesDeviceEnumMemoryModules",
     "zesMemoryGetProperties",
     "zes_mem_handle_t",
@@ -90,7 +98,7 @@ _MEMORIES = _Kind(
     "ZES_STRUCTURE_TYPE_MEM_PROPERTIES",
     _memory,
 )
-_SENSORS = _Kind(
+SENSORS = Kind(
     "zesDeviceEnumTemperatureSensors",
     "zesTemperatureGetProperties",
     "zes_temp_handle_t",
@@ -105,10 +113,10 @@ class Sysman:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._zes: ModuleType
+        self.zes: Calls
         self._handles: dict[str, Any] = {}
         self._nameless: list[Any] = []
-        self._parts: dict[tuple[str, _Kind], tuple[_Part, ...]] = {}
+        self._parts: dict[tuple[str, Kind], tuple[Part, ...]] = {}
         self._meters: dict[str, dict[tuple[int | None, int], Meter]] = {}
         self._silent: set[str] = set()
         self._starting = Starting("sysman", self._load, cautious=places.cautious)
@@ -139,7 +147,7 @@ class Sysman:
         it. Source: ``zesEngineGetActivity`` of the group of all engines, which not every driver has.
         """
         meters = self._meters.setdefault(address, {})
-        counters = [self._activity(part) for part in self._of(address, _ENGINES, tile)]
+        counters = [self._activity(part) for part in self.parts(address, _ENGINES, tile)]
         if tile is WHOLE:
             (self._silent.add if None in counters else self._silent.discard)(address)
         shares = [
@@ -154,7 +162,7 @@ class Sysman:
         Source: ``zesMemoryGetState``: its size is what can be allocated, and what is not free of it is used. A driver
         that may not count says that all is free, which no card is.
         """
-        modules = self._of(address, _MEMORIES, tile)
+        modules = self.parts(address, MEMORIES, tile)
         states = [state for state in map(self._memory_state, modules) if state]
         total = sum(part.size for part in modules) if all(part.size for part in modules) else None
         if not modules:
@@ -169,7 +177,7 @@ class Sysman:
         values = []
         for part in self._temperatures(address, tile):
             value = ctypes.c_double()
-            answered = self._ask(self._zes.zesTemperatureGetState, part.handle, ctypes.byref(value))
+            answered = self.ask(self.zes.zesTemperatureGetState, part.handle, ctypes.byref(value))
             values.append(units.celsius(value.value) if answered else None)
         known = [value for value in values if value is not None]
         return max(known, default=None) if len(known) == len(values) else None
@@ -181,7 +189,7 @@ class Sysman:
 
     def total_bytes(self, address: str) -> int | None:
         """The card's memory, as far as the driver tells."""
-        sizes = [part.size for part in self._of(address, _MEMORIES, WHOLE)]
+        sizes = [part.size for part in self.parts(address, MEMORIES, WHOLE)]
         return sum(sizes) if sizes and all(sizes) else None
 
     def counts(self, address: str) -> bool:
@@ -190,7 +198,7 @@ class Sysman:
 
     def has_memory(self, address: str) -> bool:
         """The card was looked up, and has memory of its own that Sysman knows of."""
-        return bool(self._parts.get((address, _MEMORIES)))
+        return bool(self._parts.get((address, MEMORIES)))
 
     def forget(self, address: str) -> None:
         """The next reading of the card's counters is the first."""
@@ -200,29 +208,31 @@ class Sysman:
         """The card has left: its handles are no other card's. Those of the others hold."""
         self._handles.pop(address, None)
 
-    def _temperatures(self, address: str, tile: int | None) -> list[_Part]:
-        sensors = self._of(address, _SENSORS, tile)
+    def _temperatures(self, address: str, tile: int | None) -> list[Part]:
+        sensors = self.parts(address, SENSORS, tile)
         found = ([part for part in sensors if part.kind == kind] for kind, _ in _TEMPERATURES)
         return next((parts for parts in found if parts), [])
 
-    def _activity(self, part: _Part) -> tuple[int, int] | None:
-        stats = self._zes.zes_engine_stats_t()
-        answered = self._ask(self._zes.zesEngineGetActivity, part.handle, ctypes.byref(stats))
+    def _activity(self, part: Part) -> tuple[int, int] | None:
+        stats = self.zes.zes_engine_stats_t()
+        answered = self.ask(self.zes.zesEngineGetActivity, part.handle, ctypes.byref(stats))
         return (stats.activeTime, stats.timestamp) if answered else None
 
-    def _memory_state(self, part: _Part) -> tuple[int, int] | None:
-        state = self._zes.zes_mem_state_t()
-        state.stype = self._zes.ZES_STRUCTURE_TYPE_MEM_STATE
-        if not self._ask(self._zes.zesMemoryGetState, part.handle, ctypes.byref(state)):
+    def _memory_state(self, part: Part) -> tuple[int, int] | None:
+        state = self.zes.zes_mem_state_t()
+        state.stype = self.zes.ZES_STRUCTURE_TYPE_MEM_STATE
+        if not self.ask(self.zes.zesMemoryGetState, part.handle, ctypes.byref(state)):
             return None
         free, size = units.byte_count(state.free), units.memory_size(state.size)
         return None if free is None or size is None or free > size else (free, size)
 
-    def _of(self, address: str, kind: _Kind, tile: int | None) -> Sequence[_Part]:
-        """The parts of the card, or of one of its tiles; those of its tiles where the whole card has none.
+    def parts(self, address: str, kind: Kind, tile: int | None) -> Sequence[Part]:
+        """The parts of the card, or of one of its tiles; those of its tiles where the whole card has none."""
+        found = self.all_parts(address, kind)
+        return [part for part in found if part.tile == tile] or (found if tile is WHOLE else ())
 
-        They are looked up in the card's own lane: one that hangs holds up no other.
-        """
+    def all_parts(self, address: str, kind: Kind) -> Sequence[Part]:
+        """The card's and its tiles'. They are looked up in the card's own lane: one that hangs holds up no other."""
         if not self.serves:
             return ()
         if address not in self._handles:
@@ -230,32 +240,41 @@ class Sysman:
         if address not in self._handles:
             return ()
         if (address, kind) not in self._parts:
-            self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
-        found = self._parts[address, kind]
-        return [part for part in found if part.tile == tile] or (found if tile is WHOLE else ())
+            try:
+                self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
+            except AttributeError:  # the loader is older than these calls
+                self._parts[address, kind] = ()
+        return self._parts[address, kind]
 
-    def _look_up(self, device: Any, kind: _Kind) -> Iterator[_Part]:
+    def _look_up(self, device: Any, kind: Kind) -> Iterator[Part]:
         """None where the driver offers no such parts."""
-        name = functools.partial(getattr, self._zes)
-        for handle in self._listed(name(kind.handle), name(kind.enumerate), device):
+        name = functools.partial(getattr, self.zes)
+        for handle in self.listed(name(kind.handle), name(kind.enumerate), device):
             properties = name(kind.properties)()
             properties.stype = name(kind.stype)
-            if self._ask(name(kind.describe), handle, ctypes.byref(properties)):
-                part = kind.part(properties, handle)
+            more = () if kind.extension is None else (self._extended(properties, *kind.extension),)
+            if self.ask(name(kind.describe), handle, ctypes.byref(properties)):
+                part = kind.part(properties, handle, *more)
                 if part is not None:
                     yield part
 
-    def _listed(self, handle_type: Any, enumerate_: Callable[..., int], *owner: Any) -> list[Any]:
+    def _extended(self, properties: Any, struct: str, stype: str) -> Any:
+        extension = getattr(self.zes, struct)()
+        extension.stype = getattr(self.zes, stype)
+        properties.pNext = ctypes.cast(ctypes.byref(extension), ctypes.c_void_p)
+        return extension
+
+    def listed(self, handle_type: Any, enumerate_: Callable[..., int], *owner: Any) -> list[Any]:
         """Level Zero tells how many there are, then fills an array of as many."""
         count = ctypes.c_uint32(0)
-        if not self._ask(enumerate_, *owner, ctypes.byref(count), None) or not count.value:
+        if not self.ask(enumerate_, *owner, ctypes.byref(count), None) or not count.value:
             return []
         array = (handle_type * count.value)()
-        if not self._ask(enumerate_, *owner, ctypes.byref(count), array):
+        if not self.ask(enumerate_, *owner, ctypes.byref(count), array):
             return []
         return [handle_type(array[place].value) for place in range(count.value)]
 
-    def _ask(self, call: Callable[..., int], *arguments: Any) -> bool:
+    def ask(self, call: Callable[..., int], *arguments: Any) -> bool:
         """Whether the call has answered; False where the card has no such thing, or this user may not ask.
 
         Raises ``DeviceLost``, ``DeviceAsleep`` and ``DeviceFault``.
@@ -273,17 +292,17 @@ class Sysman:
     # --- the start, in a thread of its own
 
     def _load(self) -> None:
-        self._zes = zes = load(PACKAGE, EXTRA, STEM, self._places.shared_object or LOADER)
+        self.zes = zes = Calls(load(PACKAGE, EXTRA, STEM, self._places.shared_object or LOADER))
         try:
-            self._ask(zes.zesInit, 0)
-            drivers = self._listed(zes.zes_driver_handle_t, zes.zesDriverGet)
+            self.ask(zes.zesInit, 0)
+            drivers = self.listed(zes.zes_driver_handle_t, zes.zesDriverGet)
         except AttributeError as error:
             raise LibraryAbsentError(f"the Level Zero loader is older than Sysman's own start: {error}") from error
         except (DeviceFault, DeviceLost, DeviceAsleep) as error:
             raise LibraryAbsentError(f"Level Zero Sysman does not start: {error.detail}") from error
         for driver in drivers:
             with contextlib.suppress(DeviceFault, DeviceLost, DeviceAsleep):  # its cards are not known, others are
-                self._take(self._listed(zes.zes_device_handle_t, zes.zesDeviceGet, driver))
+                self._take(self.listed(zes.zes_device_handle_t, zes.zesDeviceGet, driver))
 
     def _take(self, devices: Iterable[Any]) -> None:
         for device in devices:
@@ -303,9 +322,9 @@ class Sysman:
             self._nameless += devices
 
     def _address(self, device: Any) -> str:
-        properties = self._zes.zes_pci_properties_t()
-        properties.stype = self._zes.ZES_STRUCTURE_TYPE_PCI_PROPERTIES
-        if not self._ask(self._zes.zesDevicePciGetProperties, device, ctypes.byref(properties)):
+        properties = self.zes.zes_pci_properties_t()
+        properties.stype = self.zes.ZES_STRUCTURE_TYPE_PCI_PROPERTIES
+        if not self.ask(self.zes.zesDevicePciGetProperties, device, ctypes.byref(properties)):
             raise DeviceLost("it does not say where it is")
         place = properties.address
         return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.{place.function:x}"
