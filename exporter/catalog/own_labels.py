@@ -22,24 +22,32 @@ class Shaped(NamedTuple):
 _NUMBER = Shaped("a number, from 0 on", "[0-9]+")
 _WORDS = "[a-z0-9]+(-[a-z0-9]+)*"
 _CORRECTION: Listed = ("corrected", "uncorrected")
-_CLOCKS: Listed = ("memory", "sm")
+_CLOCKS: Listed = ("graphics", "memory", "sm")
 _THROTTLED: Listed = (
     "application-clocks",
     "board-limit",
+    "current",
     "display-clocks",
     "hardware-slowdown",
     "hardware-thermal",
     "idle",
+    "other",
     "power-brake",
     "power-cap",
+    "prochot",
     "reliability",
     "software-thermal",
     "sync-boost",
+    "thermal",
+    "vr-thermal",
 )
 
 OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
-    "engine": {"engine": ("decoder", "encoder")},
-    "temperature_threshold": {"sensor": ("gpu", "memory"), "threshold": ("maximum", "shutdown", "slowdown")},
+    "engine": {"engine": ("decoder", "encoder", "video")},
+    "temperature_threshold": {
+        "sensor": ("gpu", "junction", "memory"),
+        "threshold": ("maximum", "shutdown", "slowdown"),
+    },
     "clock": {"clock": _CLOCKS},
     "clock_maximum": {"clock": _CLOCKS},
     "fan_speed": {"fan": _NUMBER},
@@ -55,7 +63,7 @@ OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
     "link_up": {"link": _NUMBER},
     "link_transmitted": {"link": _NUMBER},
     "link_received": {"link": _NUMBER},
-    "link_errors": {"link": _NUMBER, "error": ("crc", "recovery", "replay")},
+    "link_errors": {"link": _NUMBER, "error": ("corrected", "crc", "recovery", "replay", "uncorrected")},
     "recovery_needed": {
         "action": (
             "bus-reset",
