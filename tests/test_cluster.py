@@ -112,7 +112,7 @@ def test_the_formula_follows_the_catalog() -> None:
     assert formula["devices of fleets"] == READINGS + 1
     assert formula["silent devices of fleets"] == -READINGS
     assert formula["devices"] == 1 + len(STATES)
-    assert formula["vendors"] == 2 + len(FAULT_REASONS)
+    assert formula["vendors"] == 3 + len(FAULT_REASONS)
 
 
 @pytest.mark.e2e

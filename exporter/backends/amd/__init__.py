@@ -219,7 +219,7 @@ class AmdBackend:
 
     def sample(self, device: Device) -> Sampled:
         """Every row of the table that the device can give."""
-        address = device.pci_bus_id
+        address, wanted = device.pci_bus_id, self._places.wanted
         card, facts = self._view.cards.get(address), self._facts.get(address)
         if card is not None and card.driver != DRIVER:
             detail = f"{address}: the driver {card.driver} is not read, {DRIVER} is"
@@ -231,14 +231,14 @@ class AmdBackend:
         if card.physical_index is None and device.parent is None:
             faults.append(Fault("driver-error", f"physical index: {self._view.trouble}", device.key))
         for metrics, read in self._of_card(device, facts) if device.parent is None else self._of_part(device):
-            if self._places.wanted.isdisjoint(metrics):
+            if wanted.isdisjoint(metrics):
                 continue
             try:
                 readings += _readings(metrics, device.key, read())
             except DeviceFault as fault:
                 self._raise_if_asleep(address)
                 faults.append(Fault(fault.reason, f"{', '.join(metrics)}: {fault.detail}", device.key))
-        silent = device.parent is not None and not self._library.knows(address, device.kfd_node)
+        silent = device.parent and "utilization" in wanted and not self._library.knows(address, device.kfd_node)
         return Sampled(tuple(readings), tuple(faults), (self._no_library(),) if silent else ())
 
     def _no_library(self) -> Hint:

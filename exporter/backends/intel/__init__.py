@@ -22,6 +22,7 @@ from exporter.backends.intel.families import Family, family_of
 from exporter.backends.intel.sources import Sources, Values
 from exporter.backends.kernel_files import Bus, device_folder, names, number
 from exporter.backends.pci_names import name_of
+from exporter.catalog import DEFAULT
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.inventory import narrowed
 from exporter.model import Device, DeviceKey, Fault, Hint, Reading
@@ -193,7 +194,8 @@ class IntelBackend:
                 continue
             pairs = zip(row.metrics, values, strict=True)
             readings += [Reading(metric, device.key, value) for metric, value in pairs if value is not None]
-        given = {reading.metric for reading in readings}
+        # What nobody wants is not missed.
+        given = {reading.metric for reading in readings} | (DEFAULT - self._places.wanted)
         hints, pending = self._sources.hints(device, given), self._sources.pending(device, given)
         return Sampled(tuple(readings), tuple(faults), tuple(hints), pending)
 
