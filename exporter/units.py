@@ -34,7 +34,7 @@ def celsius(value: float) -> float | None:
     return float(value) if 0 < value < _HOTTEST_CELSIUS else None
 
 
-def millidegrees(value: int) -> float | None:
+def millidegrees(value: float) -> float | None:
     """As :func:`celsius`, from thousandths of a degree, as hwmon files have it."""
     return celsius(value / 1000)
 
@@ -98,6 +98,12 @@ def microjoules(value: float) -> float | None:
     """Joules, from millionths, as hwmon files and Level Zero have them."""
     known = count(value)
     return None if known is None else known / 1e6
+
+
+def microjoule_ticks(value: float, size: float) -> float | None:
+    """Joules, from a count of ticks of so many millionths each, as AMD's library has them."""
+    known = count(value)
+    return None if known is None or not 0 < size < 1e6 else known * size / 1e6
 
 
 def megahertz(value: float) -> float | None:

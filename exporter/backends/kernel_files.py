@@ -11,7 +11,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from exporter import pci
@@ -23,7 +24,7 @@ _NOT_OFFERED = (errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODATA, er
 _GONE = (errno.ENODEV, errno.ENXIO)
 # Of 64 bits: no driver has a larger one, and no message can carry it.
 _NUMBERS = {10: re.compile(r"-?[0-9]{1,20}", re.ASCII), 16: re.compile(r"(?:0x)?[0-9a-fA-F]{1,16}", re.ASCII)}
-_MOST_BYTES = 4096  # a sysfs file has at most a page
+_MOST_BYTES = 4096  # a sysfs file of text has at most a page, and a read of any gives no more
 
 
 def text(path: str) -> str | None:
@@ -31,15 +32,26 @@ def text(path: str) -> str | None:
 
     Raises ``DeviceLost`` where the driver says that the device is gone, and ``DeviceFault`` for every other error.
     """
+    found = data(path)
+    return None if found is None else found.decode("utf-8", "replace").strip()
+
+
+def data(path: str, pages: int = 1) -> bytes | None:
+    """The file's bytes, as far as so many reads go; None where the card has no such value. Raises as :func:`text`."""
+    found = b""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            found = file.read(_MOST_BYTES)
-        if found is None:  # how Python's plain files tell this one error
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return found.decode("utf-8", "replace").strip()
+            for _ in range(pages):
+                page = file.read(_MOST_BYTES)
+                if page is None:  # how Python's plain files tell this one error
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                found += page
+                if not page:
+                    break
     except OSError as error:
         _raise_unless_absent(error, path)
         return None
+    return found
 
 
 def _raise_unless_absent(error: OSError, path: str) -> None:
@@ -71,7 +83,7 @@ def probe(path: str) -> bool:
 def names(folder: str) -> list[str]:
     """What is in a folder, in order; empty where there is none, or none that can be read."""
     try:
-        return _listed(folder)
+        return listed(folder)
     except (DeviceFault, DeviceLost):
         return []
 
@@ -84,7 +96,7 @@ def names_or_none(folder: str) -> list[str] | None:
         return None
 
 
-def _listed(folder: str) -> list[str]:
+def listed(folder: str) -> list[str]:
     """As :func:`names`, but raises as :func:`text`."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208  (names are all that is wanted)
@@ -114,12 +126,28 @@ class Sensor(NamedTuple):
     label: str
     path: str
 
+    def beside(self, what: str) -> str:
+        """The file of the same sensor with something else of it: ``crit`` for ``temp2_crit``."""
+        return f"{self.path.removesuffix('input')}{what}"
 
-def temperature_sensor(folder: str, labels: Sequence[str]) -> Sensor | None:
-    """The first of these temperatures, by label, that a card's driver publishes through hwmon.
 
-    Raises as :func:`text` where a label could not be read, and may be one that comes before what was found.
-    """
+class Sensors(NamedTuple):
+    """The temperatures of a card by label, and why a label could not be read."""
+
+    by_label: Mapping[str, Sensor] = MappingProxyType({})
+    trouble: DeviceFault | None = None
+
+    def of(self, label: str) -> Sensor | None:
+        """None where the card has no such sensor. Raises ``DeviceFault`` where it may have one whose label could not be
+        read.
+        """
+        if self.trouble is not None and label not in self.by_label:
+            raise self.trouble
+        return self.by_label.get(label)
+
+
+def temperature_sensors(folder: str) -> Sensors:
+    """What a card's driver publishes through hwmon. Raises as :func:`text` where its sensors cannot be listed."""
     found: dict[str, Sensor] = {}
     trouble: DeviceFault | None = None
     for path in _labels(folder):
@@ -130,17 +158,33 @@ def temperature_sensor(folder: str, labels: Sequence[str]) -> Sensor | None:
             continue
         if label:
             found.setdefault(label, Sensor(label, path.removesuffix("label") + "input"))
-    sensor = next((found[label] for label in labels if label in found), None)
-    if trouble is not None and labels[0] not in found:
-        raise trouble
-    return sensor
+    return Sensors(found, trouble)
+
+
+def temperature_sensor(folder: str, labels: Sequence[str]) -> Sensor | None:
+    """The first of these temperatures, by label, that a card's driver publishes through hwmon.
+
+    Raises as :func:`text` where a label could not be read, and may be one that comes before what was found.
+    """
+    return first_of(temperature_sensors(folder), labels)
+
+
+def first_of(sensors: Sensors, labels: Sequence[str]) -> Sensor | None:
+    """The first of these temperatures; raises as :func:`temperature_sensor`."""
+    known = (sensors.by_label.get(label) for label in labels)
+    return sensors.of(labels[0]) or next((sensor for sensor in known if sensor is not None), None)
+
+
+def monitors(folder: str) -> list[str]:
+    """The hwmon folders of a device. Raises as :func:`text` where they cannot be listed."""
+    return [f"{folder}/hwmon/{name}" for name in listed(f"{folder}/hwmon")]
 
 
 def _labels(folder: str) -> Iterator[str]:
-    for monitor in _listed(f"{folder}/hwmon"):
-        for name in _listed(f"{folder}/hwmon/{monitor}"):
+    for monitor in monitors(folder):
+        for name in listed(monitor):
             if re.fullmatch(r"temp[0-9]+_label", name):
-                yield f"{folder}/hwmon/{monitor}/{name}"
+                yield f"{monitor}/{name}"
 
 
 def minor_number(folder: str) -> int | None:
@@ -207,7 +251,7 @@ class Bus:
 
     def _addresses(self) -> list[str]:
         try:
-            found = map(pci_bus_id, _listed(f"{self._sysfs}/bus/pci/devices"))
+            found = map(pci_bus_id, listed(f"{self._sysfs}/bus/pci/devices"))
         except DeviceFault as fault:
             raise BackendAbsent(fault.reason, fault.detail) from fault
         return [address for address in found if address]

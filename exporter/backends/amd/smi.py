@@ -100,8 +100,7 @@ class Library:
     def utilization(self, address: str, node: int | None) -> Values:
         """As amd-smi shows it. Where ``gpu_metrics`` fails the library repeats its last answer, so it is read too."""
         handle = self._handle(address, node)
-        table = f"{kernel_files.device_folder(self._places.sysfs, address)}/gpu_metrics"
-        if handle is None or not kernel_files.probe(table):
+        if handle is None or not self._has_metrics(address):
             return (None,)
         activity = self._ask(self._amdsmi.amdsmi_get_gpu_activity, handle)
         busy = activity.get("gfx_activity") if isinstance(activity, dict) else None
@@ -129,6 +128,21 @@ class Library:
         value = self._ask(smi.amdsmi_get_temp_metric, handle, sensor, current)
         return (units.celsius(value) if isinstance(value, int) else None,)
 
+    def energy(self, address: str, node: int | None) -> Values:
+        """Joules, from a count of ticks whose size the library tells. Where ``gpu_metrics`` fails it may repeat its
+        last answer, so it is read too; and 0 is what it says of a chip whose energy is counted at another.
+        """
+        handle = self._handle(address, node)
+        count = getattr(self._amdsmi, "amdsmi_get_energy_count", None) if handle is not None else None
+        if count is None or not self._has_metrics(address):
+            return (None,)
+        found = self._ask(count, handle)
+        told = found if isinstance(found, dict) else {}
+        ticks, size = told.get("energy_accumulator"), told.get("counter_resolution")
+        if not isinstance(ticks, int) or not isinstance(size, float):
+            return (None,)
+        return (units.microjoule_ticks(ticks, size) or None,)
+
     def name(self, address: str) -> str:
         """The card's market name, where the binding fits the library: the struct has grown more than once."""
         if not self.serves or self._outdated or not self._fits:
@@ -141,6 +155,10 @@ class Library:
         except (DeviceFault, AttributeError, TypeError, KeyError, ValueError):
             return ""
         return name if isinstance(name, str) and name not in ("", "N/A") else ""
+
+    def _has_metrics(self, address: str) -> bool:
+        """Raises ``DeviceFault`` where the table is there and cannot be read."""
+        return kernel_files.probe(f"{kernel_files.device_folder(self._places.sysfs, address)}/gpu_metrics")
 
     def _handle(self, address: str, node: int | None) -> Any:
         """The processor to ask. Raises ``BackendAbsent`` where the cards have changed since the library was started:
