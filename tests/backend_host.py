@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 
 from exporter.backends.base import Backend
+from exporter.catalog import DEFAULT
 from exporter.model import Device, Fault, VendorSample
 from exporter.wire import Ask
 from exporter.worker import Worker
 
 
 class BackendHost:
-    """The worker of a backend."""
+    """The worker of a backend; ``wanted`` are the metrics that are taken from it."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.worker, self._cycle = Worker(backend), 0
+    def __init__(self, backend: Backend, wanted: frozenset[str] = DEFAULT) -> None:
+        self.worker, self._cycle = Worker(backend, wanted), 0
 
     def ask(self, within: float = 5.0, *, users: bool = False) -> VendorSample | Fault:
         """A cycle's sample, or why there is none; with who computes on what where ``users`` are asked for."""

@@ -83,10 +83,11 @@ def parse(text: str, seconds: float = 0.0) -> Scrape:
 
 
 def _unknown_labels(name: str, labels: Mapping[str, str]) -> dict[str, str]:
-    """Of a reading's own labels those with a value that the catalog does not list."""
+    """Of a reading's own labels those with a value that the catalog does not list; one that is empty is left out."""
     metric = METRICS.get(name)
     own = READINGS[metric].own if metric is not None else ()
-    return {label: labels[label] for label in own if not is_known(str(metric), label, labels[label])}
+    told = {label: labels[label] for label in own if label in labels}
+    return {label: value for label, value in told.items() if not is_known(str(metric), label, value)}
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:

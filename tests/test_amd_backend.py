@@ -20,7 +20,7 @@ from exporter.model import DeviceKey, VendorSample
 from exporter.wire import Ask
 from exporter.worker import Worker
 from tests.backend_host import BackendHost, devices, state, values
-from tests.fakes.sysfs import GIB, AmdCard, FakeSys, IntelCard, KfdNode, OtherCard, mounted
+from tests.fakes.sysfs import AMD_ANSWERS, GIB, AmdCard, FakeSys, IntelCard, KfdNode, OtherCard, mounted
 from tests.harness import PROGRAM, Daemon, Scrape, Start, clean_environment, parse
 from tests.test_fake_sysfs import rocm_smi
 
@@ -538,7 +538,7 @@ def test_a_file_that_is_not_there_is_no_fault(fake: FakeSys, name: str) -> None:
 
 def test_a_card_that_gives_no_reading_is_lost(fake: FakeSys) -> None:
     fake.write([A, B])
-    for name in ("gpu_busy_percent", "mem_info_vram_total", "hwmon/*/temp1_input"):
+    for name in AMD_ANSWERS:
         fake.fault(B.pci, name, "eio")
     sample = Host(fake).read()
     assert (state(sample, A.pci), state(sample, B.pci)) == ("ok", "lost")
@@ -678,8 +678,7 @@ def test_falling_asleep_while_being_read_is_no_fault(fake: FakeSys, known: bool)
     worker = Worker(backend)
     if known:
         assert worker.answer(Ask(1, time.monotonic() + 5)).sample
-    names = ("gpu_busy_percent", "mem_info_vram_total", "hwmon/*/temp1_input", "hwmon/*/temp1_label", "unique_id")
-    for name in names:
+    for name in (*AMD_ANSWERS, "hwmon/*/temp1_label", "unique_id"):
         fake.fault(B.pci, name, "eio")
     # The first look finds it awake; the FIFO holds the second back until it sleeps.
     status = fake.device(B.pci) / "power/runtime_status"

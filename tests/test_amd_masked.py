@@ -14,7 +14,7 @@ import yaml
 from tests.fakes.amd_smi import FakeAmdSmi, build_or_skip
 from tests.fakes.amd_smi import Gpu as AmdGpu
 from tests.fakes.nvml import FakeNvml, equal_cards
-from tests.fakes.sysfs import GIB, AmdCard, FakeSys, KfdNode
+from tests.fakes.sysfs import AMD_ANSWERS, GIB, AmdCard, FakeSys, KfdNode
 from tests.harness import Daemon, Scrape, Start
 
 pytestmark = pytest.mark.e2e
@@ -285,7 +285,7 @@ def test_an_index_space_holds_still_f91_f95(fake: FakeSys, start: Start) -> None
     assert read(asleep, "torch") == others
 
     fake.write(list(cards.values()))
-    for name in ("gpu_busy_percent", "mem_info_vram_total", "hwmon/*/temp1_input"):
+    for name in AMD_ANSWERS:
         fake.fault(cards["B"].pci, name, "eio")
     lost = daemon.scrape()
     assert lost.state(pci_bus_id=cards["B"].pci) == "lost"

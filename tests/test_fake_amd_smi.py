@@ -86,6 +86,7 @@ MI300X = Gpu(
     hotspot=60,
     vram_temp=50,
     power=301,
+    energy=65628,
 )
 
 READS = {
@@ -126,6 +127,11 @@ READS = {
         "soc_voltage": "N/A",
         "mem_voltage": "N/A",
         "power_limit": "N/A",
+    },
+    "amdsmi_get_energy_count(h)": {
+        "energy_accumulator": 65628,
+        "counter_resolution": ctypes.c_float(15.3).value,
+        "timestamp": 1,
     },
     "amdsmi_get_gpu_driver_info(h)": {
         "driver_name": "amdgpu",
@@ -526,9 +532,9 @@ def test_record_holds_every_call(fake: FakeAmdSmi, start: Start) -> None:
 
 
 def test_every_symbol_is_there(library: Path) -> None:
-    """The library exports what the binding looks up and nothing else of its own, and 19 of them are not stubs."""
+    """The library exports what the binding looks up and nothing else of its own, and 20 of them are not stubs."""
     loaded = ctypes.CDLL(str(library))
-    assert len(CALLS) == 19
+    assert len(CALLS) == 20
     assert len(amd_smi.symbols()) > 100
     assert all(hasattr(loaded, symbol) for symbol in amd_smi.symbols())
     assert not hasattr(loaded, "stub")

@@ -176,3 +176,13 @@ def test_each_unit(convert: Callable[[float], float | None], value: float, expec
     """A vendor's unit becomes the base unit, and what no card has is absent; NaN and infinities are no value."""
     assert convert(value) == expected
     assert [convert(odd) for odd in (math.nan, math.inf, -math.inf)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("ticks", "size", "joules"),
+    [(65628, 15.3, 1.0041084), (10, 15.3, 0.000153), (2**64 - 1, 15.3, None), (65628, 0.0, None), (-1, 15.3, None)],
+)
+def test_f89_ticks_of_energy(ticks: int, size: float, joules: float | None) -> None:
+    """F89: AMD's counter has ticks of 15.3 microjoules; the value is passed on as it is, also after a reset."""
+    assert units.microjoule_ticks(ticks, size) == pytest.approx(joules)
+    assert units.microjoule_ticks(ticks, math.nan) is None

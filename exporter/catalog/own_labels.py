@@ -30,12 +30,14 @@ _THROTTLED: Listed = (
     "chip-average-thermal",
     "chip-thermal",
     "clock-maximum",
+    "current",
     "current-peak",
     "display-clocks",
     "hardware-slowdown",
     "hardware-thermal",
     "idle",
     "memory-thermal",
+    "other",
     "platform-power-burst",
     "platform-power-cap",
     "platform-power-critical",
@@ -49,13 +51,14 @@ _THROTTLED: Listed = (
     "reliability",
     "software-thermal",
     "sync-boost",
+    "thermal",
     "voltage-droop",
 )
 
 OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
     "engine": {"engine": ("compute", "copy", "decoder", "encoder", "media", "render", "video", "video-enhance")},
     "temperature_threshold": {
-        "sensor": ("gpu", "memory"),
+        "sensor": ("gpu", "junction", "memory"),
         "threshold": ("critical", "maximum", "shutdown", "slowdown"),
     },
     "clock": {"clock": _CLOCKS},
@@ -73,7 +76,7 @@ OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
     "link_up": {"link": _NUMBER},
     "link_transmitted": {"link": _NUMBER},
     "link_received": {"link": _NUMBER},
-    "link_errors": {"link": _NUMBER, "error": ("crc", "recovery", "replay")},
+    "link_errors": {"link": _NUMBER, "error": ("corrected", "crc", "recovery", "replay", "uncorrected")},
     "recovery_needed": {
         "action": (
             "bus-reset",

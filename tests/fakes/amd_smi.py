@@ -96,9 +96,9 @@ class Gpu:
     """A GPU or a part of one; its ``index`` in rules is its position in the list unless given.
 
     What is None is left out, and the calls that need it answer NOT_SUPPORTED. ``vram_total`` and ``vram_used`` are
-    bytes, ``edge``, ``hotspot`` and ``vram_temp`` are degrees, ``power`` is watts. ``umc`` is the activity of the
-    memory, ``mm`` that of the video engines; 65535 is how the library says that it does not know them. GPUs with the
-    same ``socket`` share it; one without has its own.
+    bytes, ``edge``, ``hotspot`` and ``vram_temp`` are degrees, ``power`` is watts, ``energy`` is ticks.
+    ``umc`` is the activity of the memory, ``mm`` that of the video engines; 65535 is how the library says that it does
+    not know them. GPUs with the same ``socket`` share it; one without has its own.
     """
 
     index: int | None = None
@@ -125,6 +125,7 @@ class Gpu:
     hotspot: int | None = None
     vram_temp: int | None = None
     power: int | None = None
+    energy: int | None = None
 
 
 class FakeAmdSmi(shared_object.RecordedState):

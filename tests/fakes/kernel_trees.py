@@ -12,6 +12,11 @@ from tests.fakes.mirror import Tree
 
 GIB = 1 << 30
 FROM_PCI = -1
+AMD_ANSWERS = (
+    *("gpu_busy_percent", "mem_busy_percent", "vcn_busy_percent", "mem_info_vram_total", "gpu_metrics", "pcie_bw"),
+    *("pcie_replay_count", "hwmon/*/*_input", "hwmon/*/power1_average", "hwmon/*/pwm1"),
+)
+"""The files of an AMD card that the card itself must answer, and not its driver alone."""
 KFD = "devices/virtual/kfd/kfd"
 NODES = f"{KFD}/topology/nodes"
 GPU_IDS = 40000
@@ -38,11 +43,23 @@ class KfdNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bridge:
+    """A PCI bridge between a card and the host: a root port, which is the host's, or a port of a switch."""
+
+    pci: str
+    vendor: str = "0x1002"
+    speed: str = "16.0 GT/s PCIe"
+    width: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
 class AmdCard:
     """An AMD card. A file whose field is None is not there; only ``driver="amdgpu"`` brings KFD nodes.
 
     ``driver`` may be ``""``: no driver has taken the card. ``busy`` as text is the file's text, byte by byte. The first
     of ``kfd_nodes`` is the card's own; each further one is a partition with a DRM device on the platform bus.
+    ``number`` is added to what the sensors of all cards say otherwise, ``throttled`` is the status in the driver's
+    table, and ``bridges`` are those above the card, the host's first.
     """
 
     pci: str
@@ -62,6 +79,10 @@ class AmdCard:
     memory_partition: str | None = None
     runtime_status: str | None = "active"
     metrics: bool = True
+    number: int = 0
+    throttled: int = 0
+    ras: bool = False
+    bridges: tuple[Bridge, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +107,7 @@ class IntelCard:
     held: tuple[str, ...] = ()
     hwmon: bool = True
     runtime_status: str | None = "active"
+    bridges: tuple[Bridge, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +121,7 @@ class OtherCard:
     pci_class: str = "0x030200"
     driver: str = "nvidia"
     runtime_status: str | None = "active"
+    bridges: tuple[Bridge, ...] = ()
 
 
 Card = AmdCard | IntelCard | OtherCard
@@ -124,8 +147,9 @@ def _address(pci: str) -> tuple[int, int]:
     return int(domain, 16), int(bus, 16) << 8 | int(device, 16) << 3 | int(function, 16)
 
 
-def device_folder(pci: str) -> str:
-    return f"devices/pci{pci.partition(':')[0]}:00/{pci}"
+def device_folder(pci: str, bridges: Sequence[Bridge] = ()) -> str:
+    above = [f"pci{pci.partition(':')[0]}:00", *(bridge.pci for bridge in bridges)]
+    return f"devices/{'/'.join(above)}/{pci}"
 
 
 def _vendor(card: Card) -> str:
@@ -180,7 +204,8 @@ def sys_tree(cards: Sequence[Card], *, cpus: int, kfd: bool) -> Tree:
 
 
 def _add_card(tree: Tree, card: Card) -> None:
-    device = device_folder(card.pci)
+    device = device_folder(card.pci, card.bridges)
+    _add_bridges(tree, card.bridges)
     tree.owned[card.pci] = [device]
     tree.files(device, _pci_files(card))
     if card.runtime_status is not None:
@@ -202,8 +227,28 @@ def _add_card(tree: Tree, card: Card) -> None:
         _add_intel(tree, card)
 
 
+def _add_bridges(tree: Tree, bridges: Sequence[Bridge]) -> None:
+    """Those that no other card has brought."""
+    for place, bridge in enumerate(bridges):
+        folder = device_folder(bridge.pci, bridges[:place])
+        if folder not in tree.folders:
+            tree.files(folder, {"vendor": bridge.vendor, "class": "0x060400", **_link(bridge.speed, bridge.width)})
+
+
+def _link(speed: str, width: int) -> dict[str, object]:
+    names = {"current_link_speed": speed, "current_link_width": width}
+    return {**names, "max_link_speed": speed, "max_link_width": width}
+
+
+def _errors(kind: str, total: str, counts: Sequence[tuple[str, int]]) -> dict[str, object]:
+    """The PCI core's counters of one severity, with their sum at the end."""
+    lines = [f"{name} {count}" for name, count in counts]
+    return {f"aer_dev_{kind}": "\n".join([*lines, f"{total} {sum(count for _, count in counts)}"])}
+
+
 def _pci_files(card: Card) -> dict[str, object]:
     vendor, device, subsystem = _vendor(card)[2:].upper(), card.device_id[2:].upper(), "0E3B"
+    number = card.number if isinstance(card, AmdCard) else 0
     kind = card.pci_class[2:].upper()
     uevent = [
         *([f"DRIVER={card.driver}"] if card.driver else []),
@@ -224,10 +269,10 @@ def _pci_files(card: Card) -> dict[str, object]:
         "enable": 1 if card.driver else 0,
         "numa_node": -1,
         "local_cpulist": "0-1",
-        "current_link_speed": "16.0 GT/s PCIe",
-        "current_link_width": 16,
-        "max_link_speed": "16.0 GT/s PCIe",
-        "max_link_width": 16,
+        **_link("16.0 GT/s PCIe", 16),
+        **_errors("correctable", "TOTAL_ERR_COR", [("RxErr", 4), ("BadTLP", 0), ("Timeout", number)]),
+        **_errors("nonfatal", "TOTAL_ERR_NONFATAL", [("Undefined", 0), ("DLP", 1), ("TLP", number)]),
+        **_errors("fatal", "TOTAL_ERR_FATAL", [("Undefined", 0), ("DLP", number)]),
     }
 
 
@@ -258,7 +303,7 @@ def _add_connector(tree: Tree, device: str, minor: int) -> None:
 
 
 def _add_hwmon(tree: Tree, card: AmdCard | IntelCard, values: Mapping[str, object]) -> None:
-    device, name = device_folder(card.pci), f"hwmon{card.minor + 2}"
+    device, name = device_folder(card.pci, card.bridges), f"hwmon{card.minor + 2}"
     tree.files(f"{device}/hwmon/{name}", {"name": card.driver, **values})
     tree.link(f"{device}/hwmon/{name}/device", device)
     tree.link(f"class/hwmon/{name}", f"{device}/hwmon/{name}")
@@ -274,15 +319,56 @@ def _temperatures(degrees: Mapping[int, tuple[str, int]]) -> dict[str, object]:
     return files
 
 
+def _amd_temperatures(card: AmdCard) -> dict[str, object]:
+    """With limits that are another for each sensor."""
+    files = _temperatures(dict(enumerate(card.temperatures.items(), 1)))
+    for sensor in range(1, len(card.temperatures) + 1):
+        files[f"temp{sensor}_crit"] = 110000 + 1000 * (card.number - sensor)
+        files[f"temp{sensor}_emergency"] = 115000 + 1000 * (card.number - sensor)
+    return files
+
+
 def _add_amd(tree: Tree, card: AmdCard) -> None:
-    temperatures = _temperatures(dict(enumerate(card.temperatures.items(), 1)))
+    temperatures = _amd_temperatures(card)
     if card.driver == "radeon":
         _add_hwmon(tree, card, {name: value for name, value in temperatures.items() if "label" not in name})
         return
-    tree.files(device_folder(card.pci), _amd_files(card))
-    power = {"power1_average": 187000000, "power1_cap": 303000000, "power1_label": "PPT", "fan1_input": 1450}
-    clocks = {"in0_input": 850, "in0_label": "vddgfx", "freq1_input": 2105000000, "freq1_label": "sclk"}
-    _add_hwmon(tree, card, {**temperatures, **power, **clocks})
+    device = device_folder(card.pci, card.bridges)
+    tree.files(device, _amd_files(card))
+    if card.ras:
+        tree.files(f"{device}/ras", _ras_files(card.number))
+    _add_hwmon(tree, card, {**temperatures, **_amd_sensors(card.number)})
+
+
+def _amd_sensors(number: int) -> dict[str, object]:
+    watts = {"average": 187, "cap": 303, "cap_default": 299, "cap_max": 348, "cap_min": 0}
+    return {
+        **{f"power1_{name}": (value + number) * 1000000 for name, value in watts.items()},
+        "power1_label": "PPT",
+        "fan1_input": 1450 + number,
+        "pwm1": 51 + number,
+        "pwm1_max": 255,
+        "in0_input": 850 + number,
+        "in0_label": "vddgfx",
+        "freq1_input": (2105 + number) * 1000000,
+        "freq1_label": "sclk",
+        "freq2_input": (1249 + number) * 1000000,
+        "freq2_label": "mclk",
+    }
+
+
+RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "xgmi_wafl")
+
+
+def _ras_files(number: int) -> dict[str, object]:
+    """Each block has other counts; of the bad pages one more than the number is out of use, and one waits for it."""
+    pages = [f"0x{0x1000 + page:08x} : 0x00001000 : {'P' if page > number else 'R'}" for page in range(number + 2)]
+    counts = {
+        f"{block}_err_count": f"ue: {place + number}\nce: {10 * place + number}"
+        for place, block in enumerate(RAS_BLOCKS)
+    }
+    bad = "\n".join([*pages, "0x0000ffff : 0x00001000 : F"])
+    return {"features": "feature mask: 0x5ff", "gpu_vram_bad_pages": bad, **counts}
 
 
 def _amd_files(card: AmdCard) -> dict[str, object]:
@@ -291,7 +377,8 @@ def _amd_files(card: AmdCard) -> dict[str, object]:
     return {
         "unique_id": None if unique is None else f"{unique:016x}",
         "gpu_busy_percent": card.busy.encode() if isinstance(card.busy, str) else card.busy,
-        "mem_busy_percent": 7,
+        "mem_busy_percent": 7 + card.number,
+        "vcn_busy_percent": 17 + card.number,
         "mem_info_vram_total": card.vram_total,
         "mem_info_vram_used": card.vram_used,
         "mem_info_vis_vram_total": card.vram_total,
@@ -306,9 +393,10 @@ def _amd_files(card: AmdCard) -> dict[str, object]:
         "vbios_version": "113-EXT81095-001",
         "power_dpm_force_performance_level": "auto",
         "power_dpm_state": "performance",
-        "pcie_replay_count": 0,
-        "pp_dpm_sclk": "0: 500Mhz\n1: 2105Mhz *\n2: 2482Mhz",
-        "pp_dpm_mclk": "0: 96Mhz\n1: 456Mhz\n2: 1249Mhz *",
+        "pcie_bw": f"{1000 + card.number} {2000 + card.number} 256",
+        "pcie_replay_count": 3 + card.number,
+        "pp_dpm_sclk": f"0: 500Mhz\n1: 2105Mhz *\n2: {2482 + card.number}Mhz",
+        "pp_dpm_mclk": f"0: 96Mhz\n1: 456Mhz\n2: {1249 + card.number}Mhz *",
         "pp_dpm_pcie": "0: 2.5GT/s, x1\n1: 16.0GT/s, x16 *",
     }
 
@@ -323,11 +411,11 @@ def _metrics(card: AmdCard) -> bytes:
     fan_and_link = (1450, 16, 160, 0)
     head = struct.pack("<HBB6H3HH", 120, 1, 3, *temperatures, busy, 7, 0, 187)
     middle = struct.pack("<2Q14HI4H2I", *energy_and_time, *clocks, 0, *fan_and_link, 1000, 200)
-    return head + middle + struct.pack("<4HQ4HQ", 55, 56, 57, 58, 5555, 900, 850, 1250, 0, 0)
+    return head + middle + struct.pack("<4HQ4HQ", 55, 56, 57, 58, 5555, 900, 850, 1250, 0, card.throttled)
 
 
 def _add_intel(tree: Tree, card: IntelCard) -> None:
-    device = device_folder(card.pci)
+    device = device_folder(card.pci, card.bridges)
     graphics = [(number, False) for number in range(card.tiles)]
     for number, (tile, media) in enumerate([*graphics, *([(0, True)] if card.media else [])]):
         place = f"tile{tile}/gt{number}" if card.driver == "xe" else f"drm/card{card.minor}/gt/gt{number}"

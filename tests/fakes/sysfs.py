@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.fakes.kernel_trees import (
+    AMD_ANSWERS,
     FROM_PCI,
     GIB,
     GPU_IDS,
@@ -21,6 +22,7 @@ from tests.fakes.kernel_trees import (
     NODES,
     PROPERTIES,
     AmdCard,
+    Bridge,
     Card,
     IntelCard,
     KfdNode,
@@ -33,6 +35,7 @@ from tests.fakes.mirror import Fault, Link, Tree, clear, damage, links, place, s
 from tests.fakes.shared_object import fail_in_ci_else_skip
 
 __all__ = [
+    "AMD_ANSWERS",
     "FROM_PCI",
     "GIB",
     "INITIAL_PID_NAMESPACE",
@@ -40,6 +43,7 @@ __all__ = [
     "NODES",
     "PROPERTIES",
     "AmdCard",
+    "Bridge",
     "Card",
     "Client",
     "FakeSys",
@@ -96,6 +100,7 @@ class FakeSys:
         self.sys = root / "sys"
         self.proc = root / "proc"
         self._owned: dict[str, list[str]] = {}
+        self._folders: dict[str, str] = {}
         self._topology: dict[str, bytes | Link] = {}
         self._generation = 1
 
@@ -112,6 +117,7 @@ class FakeSys:
     ) -> None:
         """Makes the trees exactly this, faults undone. A running program finds each file as it was or as it is."""
         tree = sys_tree(cards, cpus=cpus, kfd=kfd)
+        self._folders = {card.pci: device_folder(card.pci, card.bridges) for card in cards}
         topology = {path: entry for path, entry in tree.entries.items() if path.startswith(KFD)}
         if topology:
             self._generation += topology != self._topology
@@ -126,7 +132,7 @@ class FakeSys:
 
     def device(self, pci: str) -> Path:
         """The folder of the PCI device, to which all links lead."""
-        return self.sys / device_folder(pci)
+        return self.sys / self._folders.get(pci, device_folder(pci))
 
     def set(self, pci: str, name: str, text: str) -> None:
         """Makes ``text``, as it is, that of one file below the device's folder; ``name`` may be a glob."""

@@ -41,8 +41,8 @@ REASONS = {
     "power-cap": _bits(*range(8)),
     "current": _bits(*range(16, 24)),
     "thermal": _bits(*range(32, 38), 42, 43),
-    "vr-thermal": _bits(*range(38, 42), 44, 45),
-    "prochot": _bits(46, 47),
+    "regulator-thermal": _bits(*range(38, 42), 44, 45),
+    "processor-hot": _bits(46, 47),
     "reliability": _bits(57),
 }
 _OTHER = _UNKNOWN & ~sum(REASONS.values())

@@ -1,0 +1,128 @@
+"""The card's PCIe link: of the card's own switch where it has one, and never made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exporter.backends import pcie
+from exporter.model import DeviceKey
+from tests.fakes.sysfs import AmdCard, Bridge, FakeSys, IntelCard, OtherCard
+
+LINK = frozenset({"pcie_generation", "pcie_generation_maximum", "pcie_width", "pcie_width_maximum"})
+ALL = LINK | {"pcie_errors"}
+ROOT = Bridge(pci="0000:00:01.0", vendor="0x8086", speed="32.0 GT/s PCIe", width=8)
+UP = Bridge(pci="0000:01:00.0", speed="8.0 GT/s PCIe", width=4)
+DOWN = Bridge(pci="0000:02:00.0", speed="2.5 GT/s PCIe", width=1)
+CARD = AmdCard(pci="0000:03:00.0", number=6, bridges=(ROOT, UP, DOWN))
+KEY = DeviceKey("amd", CARD.pci)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeSys:
+    return FakeSys(tmp_path)
+
+
+def read(fake: FakeSys, pci: str, wanted: frozenset[str] = ALL) -> dict[str, float]:
+    """The link's readings, and no fault; those of errors by their severity."""
+    found = pcie.read(str(fake.sys), pci, KEY, wanted)
+    assert found.faults == ()
+    assert {reading.key for reading in found.readings} <= {KEY}
+    return {" ".join((reading.metric, *reading.labels)): reading.value for reading in found.readings}
+
+
+def link(generation: int, width: int) -> dict[str, float]:
+    return {
+        **dict.fromkeys(("pcie_generation", "pcie_generation_maximum"), generation),
+        **dict.fromkeys(("pcie_width", "pcie_width_maximum"), width),
+    }
+
+
+def test_a_card_with_a_switch_has_the_link_above_it(fake: FakeSys) -> None:
+    """AMD's and Intel's discrete cards: what the GPU and the switch's lower port say of the link between is made up."""
+    fake.write([CARD])
+    assert read(fake, CARD.pci, LINK) == link(3, 4)
+    arc = IntelCard(pci="0000:03:00.0", bridges=(ROOT, *(replace(port, vendor="0x8086") for port in (UP, DOWN))))
+    fake.write([arc])
+    assert read(fake, arc.pci, LINK) == link(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("bridges", "expected"),
+    [
+        ((), (4, 16)),
+        ((ROOT,), (4, 16)),
+        ((replace(ROOT, vendor="0x1002"),), (4, 16)),  # a root port of an AMD processor
+        ((replace(ROOT, vendor="0x1002"), UP, DOWN), (3, 4)),
+        ((ROOT, replace(UP, vendor="0x10b5"), replace(DOWN, vendor="0x10b5")), (4, 16)),  # the mainboard's switch
+        (
+            (ROOT, Bridge(pci="0000:08:00.0", vendor="0x10b5"), Bridge(pci="0000:09:00.0", vendor="0x10b5"), UP, DOWN),
+            (3, 4),
+        ),
+        ((ROOT, Bridge(pci="0000:08:00.0", width=2), UP, DOWN), (3, 4)),  # a card has two at most
+    ],
+)
+def test_only_the_cards_own_switch_counts(
+    fake: FakeSys, bridges: tuple[Bridge, ...], expected: tuple[int, int]
+) -> None:
+    """A bridge of another vendor and a root port are the host's."""
+    fake.write([replace(CARD, bridges=bridges)])
+    assert read(fake, CARD.pci, LINK) == link(*expected)
+
+
+def test_errors_are_those_of_the_cards_own_function(fake: FakeSys) -> None:
+    """The last line has their sum."""
+    fake.write([CARD])
+    assert read(fake, CARD.pci, frozenset({"pcie_errors"})) == {
+        "pcie_errors correctable": 10,
+        "pcie_errors nonfatal": 7,
+        "pcie_errors fatal": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "generation"),
+    [
+        *(("2.5 GT/s PCIe", 1), ("5.0 GT/s PCIe", 2), ("8.0 GT/s PCIe", 3), ("16.0 GT/s PCIe", 4)),
+        *(("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6), ("5 GT/s", 2), ("8 GT/s", 3)),
+        *(("Unknown", None), ("Unknown speed", None), ("", None)),
+    ],
+)
+def test_speeds_are_generations(fake: FakeSys, text: str, generation: int | None) -> None:
+    fake.write([AmdCard(pci=CARD.pci)])
+    fake.set(CARD.pci, "current_link_speed", f"{text}\n")
+    assert read(fake, CARD.pci).get("pcie_generation") == generation
+
+
+@pytest.mark.parametrize("text", ["0", "63", "255", "-1", "Unknown"])
+def test_a_width_that_no_link_has_is_none(fake: FakeSys, text: str) -> None:
+    """A card that has left the bus answers ones."""
+    fake.write([AmdCard(pci=CARD.pci)])
+    fake.set(CARD.pci, "current_link_width", f"{text}\n")
+    assert read(fake, CARD.pci, LINK) == {name: value for name, value in link(4, 16).items() if name != "pcie_width"}
+
+
+@pytest.mark.parametrize("card", [OtherCard(pci="0000:17:00.0"), IntelCard(pci="0000:4d:00.0")])
+def test_what_is_not_there_is_absent(fake: FakeSys, card: OtherCard | IntelCard) -> None:
+    """Kernels without AER have no such files, and virtual functions no link."""
+    fake.write([card])
+    for name in ("aer_dev_*", "max_link_*"):
+        fake.fault(card.pci, name, "missing")
+    assert read(fake, card.pci) == {"pcie_generation": 4, "pcie_width": 16}
+    assert read(fake, card.pci, frozenset({"power"})) == {}
+    assert read(fake, "0000:99:00.0") == {}
+
+
+def test_a_file_that_fails_costs_its_reading_and_is_named(fake: FakeSys) -> None:
+    fake.write([CARD])
+    fake.fault(CARD.pci, "aer_dev_fatal", "eio")
+    found = pcie.read(str(fake.sys), CARD.pci, KEY, ALL)
+    assert {reading.labels for reading in found.readings if reading.metric == "pcie_errors"} == {
+        ("correctable",),
+        ("nonfatal",),
+    }
+    (fault,) = found.faults
+    assert (fault.reason, fault.key) == ("driver-error", KEY)
+    assert "aer_dev_fatal" in fault.detail
