@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 HOST = "sampling: {reuse_seconds: 0}\nfleets: [{name: host, runtime: host}]\n"
 CONFIG = "backends: [amd]\n" + HOST
-UTILIZATION = "gpu_utilization_percent"
+UTILIZATION, ENERGY = "gpu_utilization_percent", "gpu_energy_joules_total"
 READINGS = (
     UTILIZATION,
     "gpu_memory_free_bytes",
@@ -540,14 +540,16 @@ def test_cards_that_come_are_read_by_a_library_that_knows_them(fake: FakeSys, sm
 def test_a_card_that_leaves_costs_no_restart_where_the_library_is_not_asked(
     fake: FakeSys, smi: FakeAmdSmi, hosts: Hosts
 ) -> None:
-    """The kernel says all that is wanted, so the worker goes on."""
+    """The kernel says all there is to know but for the energy, so the worker goes on."""
     other = replace(PLAIN, pci="0000:83:00.0", minor=5, kfd_nodes=(KfdNode(node=2),))
     fake.write([PLAIN, other], cpus=1)
-    smi.write([])
-    daemon = hosts.start(f"{CONFIG}metrics: {{exclude: [gpu_energy_joules_total]}}\n")
-    assert len(daemon.scrape().of(UTILIZATION)) == 2
+    cards = enumerate((PLAIN, other))
+    smi.write([Gpu(bdf=card.pci, kfd_id=1, node_id=1 + place, partition_id=0, energy=7) for place, card in cards])
+    daemon = hosts.start()
+    assert len(daemon.scrape_until(lambda page: len(page.of(ENERGY)) == 2).of(UTILIZATION)) == 2
     before = daemon.workers()
     fake.write([PLAIN], cpus=1)
     scrape = daemon.scrape()
     assert [s.labels["pci_bus_id"] for s in scrape.of(UTILIZATION)] == [PLAIN.pci]
+    assert scrape.of(ENERGY) == []  # the library may take one card for another
     assert daemon.workers() == before

@@ -150,7 +150,7 @@ def test_no_file_is_opened_for_what_is_not_wanted(fake: FakeSys) -> None:
 # --- what costs
 
 
-def test_f80_rates_of_the_bus_are_messages_of_the_largest_size(fake: FakeSys) -> None:
+def test_rates_of_the_bus_are_messages_of_the_largest_size(fake: FakeSys) -> None:
     """Read on request alone, since the driver counts for a second; received comes first. Three numbers or none."""
     fake.write([A])
     assert of(Host(fake).read(), A.pci, "pcie_receive_rate") == {}

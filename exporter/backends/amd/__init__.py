@@ -3,7 +3,8 @@
 Two sources behind one contract. amdgpu's own sysfs and hwmon and the KFD's topology serve every card that amdgpu
 drives, consumer Radeon cards and APUs too, with no ROCm installed; they answer a failing read with an error, where
 AMD's library answers 0 or the last value and success. So a value that the kernel publishes is taken from there, and
-the library is asked only for one whose file does not exist: a partition's activity, or a virtual function's.
+the library is asked only for one whose file does not exist: a partition's activity, a virtual function's values, and
+the energy of most cards.
 """
 
 from __future__ import annotations

@@ -130,9 +130,10 @@ class Library:
 
     def energy(self, address: str, node: int | None) -> Values:
         """Joules, from a count of ticks whose size the library tells. Where ``gpu_metrics`` fails it may repeat its
-        last answer, so it is read too; and 0 is what it says of a chip whose energy is counted at another.
+        last answer, so it is read too; and 0 is what it says of a chip whose energy is counted at another. A library
+        that may take one card for another is not asked, and no process ends for that: the kernel tells all else.
         """
-        handle = self._handle(address, node)
+        handle = None if not self.serves or self._outdated else self._found(address, node)
         count = getattr(self._amdsmi, "amdsmi_get_energy_count", None) if handle is not None else None
         if count is None or not self._has_metrics(address):
             return (None,)
