@@ -13,7 +13,7 @@ class Vendor(NamedTuple):
 
     ``pci_id`` is the vendor's id as sysfs has it, and ``classes`` are how the PCI classes of its GPUs begin: by these a
     host is seen to have such a card. Without an id only the settings can say so. ``modules`` are the kernel's modules
-    that its cards can be read by, and ``library`` is the file that its package loads: what ``doctor`` looks for. Where
+    that its cards can be read by, and ``shared_object`` is the library that its package loads: what ``doctor`` looks for. Where
     ``files_suffice``, the cards are read by the kernel's files, also without the library.
     ``keyed_by_uuid``: a card with a UUID has that for its identity, and not its PCI address.
     ``on_request``: it serves only where the settings name it.
@@ -25,7 +25,7 @@ class Vendor(NamedTuple):
     pci_id: str | None = None
     classes: tuple[str, ...] = (_DISPLAY, _ACCELERATOR)
     modules: tuple[str, ...] = ()
-    library: str | None = None
+    shared_object: str | None = None
     files_suffice: bool = False
     keyed_by_uuid: bool = False
     on_request: bool = False
@@ -38,7 +38,7 @@ VENDORS: dict[str, Vendor] = {
         "exporter.backends.nvidia:NvidiaBackend",
         pci_id="0x10de",
         modules=("nvidia",),
-        library="libnvidia-ml.so.1",
+        shared_object="libnvidia-ml.so.1",
         keyed_by_uuid=True,
     ),
     "amd": Vendor(
@@ -46,7 +46,7 @@ VENDORS: dict[str, Vendor] = {
         "exporter.backends.amd:AmdBackend",
         pci_id="0x1002",
         modules=("amdgpu",),
-        library="libamd_smi.so",
+        shared_object="libamd_smi.so",
         files_suffice=True,
     ),
     # Intel's processing accelerators are neural processing units, which are no GPUs. Its backend counts the time of
@@ -57,7 +57,7 @@ VENDORS: dict[str, Vendor] = {
         pci_id="0x8086",
         classes=(_DISPLAY,),
         modules=("xe", "i915"),
-        library="libze_loader.so.1",
+        shared_object="libze_loader.so.1",
         files_suffice=True,
         uses_capabilities=True,
     ),

@@ -57,7 +57,7 @@ def _names(vendor: str, file: str | None) -> Iterator[str]:
     if file is not None:
         yield file
         return
-    library = VENDORS[vendor].library or ""
+    library = VENDORS[vendor].shared_object or ""
     if vendor == "amd":
         roots = (os.environ.get("ROCM_HOME"), os.environ.get("ROCM_PATH"), "/opt/rocm")
         yield from (f"{root}/lib/{library}" for root in roots if root)

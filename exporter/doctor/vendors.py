@@ -97,7 +97,7 @@ def _cards(vendor: str, on_bus: Mapping[str, str | None]) -> Iterator[Finding]:
 
 def check_libraries(seen: Seen) -> Iterator[Finding]:
     """Which file the vendor's library is loaded from, and of which version it is."""
-    wanted = {vendor: seen.settings.libraries.get(vendor) for vendor, _ in here(seen) if VENDORS[vendor].library}
+    wanted = {vendor: seen.settings.libraries.get(vendor) for vendor, _ in here(seen) if VENDORS[vendor].shared_object}
     for vendor, found in libraries.look(wanted).items():
         if found.path:
             version = f", version {found.version}" if found.version else ""
