@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -138,7 +139,13 @@ class RowCollector(Collector):
 
 def prefixed(family: Family, prefix: str) -> Family:
     """The family under its name on the page."""
-    return family._replace(name=prefix + family.name) if prefix else family
+    return _with(prefix)[family.name] if prefix else family
+
+
+@functools.lru_cache(maxsize=2)
+def _with(prefix: str) -> Mapping[str, Family]:
+    """Every family under its name with the prefix, by its own: made once, and not for each page."""
+    return {family.name: family._replace(name=prefix + family.name) for family in catalog.FAMILIES}
 
 
 def empty(family: Family) -> Metric:

@@ -8,7 +8,6 @@ Tags and merge keys are refused. Aliases work, within :data:`exporter.yaml_nodes
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ import yaml
 from msgspec import Meta
 
 from exporter import patterns
-from exporter.catalog import FAMILIES, NAMES, matches
+from exporter.catalog import FAMILIES, NAMES, matches, meant
 from exporter.facts import FACTS
 from exporter.fleet_names import PLACEHOLDER, placeholders
 from exporter.model import EVIDENCE, Evidence
@@ -60,14 +59,10 @@ _Unit = Annotated[
     ),
 ]
 _Pattern = Annotated[str, Meta(min_length=1, description="a regular expression", extra={"regular expression": True})]
-_Glob = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[a-z0-9_*?\[\]!-]{1,200}\Z",
-        description="the name of a family, in which * and ? and [...] stand for others as in a shell",
-        extra={"empty": True},
-    ),
-]
+_GLOB = r"\A[a-z0-9_*?\[\]!-]{1,200}\Z"
+_GLOB_WORDS = "the name of a family, in which * and ? and [...] stand for others as in a shell"
+_Included = Annotated[str, Meta(pattern=_GLOB, description=_GLOB_WORDS)]
+_Excluded = Annotated[str, Meta(pattern=_GLOB, description=_GLOB_WORDS, extra={"empty": True})]
 _Prefix = Annotated[
     str,
     Meta(
@@ -106,8 +101,8 @@ class Mapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which families of readings there are, by globs over their names, and what is put in front of every name."""
 
-    include: tuple[_Glob, ...] = ("*",)
-    exclude: tuple[_Glob, ...] = ()
+    include: tuple[_Included, ...] = ("*",)
+    exclude: tuple[_Excluded, ...] = ()
     prefix: _Prefix = ""
 
 
@@ -163,7 +158,8 @@ def _groups(pattern: str | None) -> tuple[str, ...]:
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. ``backends`` None: every vendor that this host has. Fleet names are unique.
 
-    ``expected_devices`` has how many whole cards of a backend there should be; it is one of ``backends`` then.
+    ``expected_devices`` has how many whole cards of a backend there should be; where there should be any, it is one of
+    ``backends`` then.
     ``libraries`` has a vendor's library file by backend, where it is not where the vendor's package looks for it.
     """
 
@@ -174,6 +170,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: Metrics = Metrics()
     expected_devices: dict[_Backend, _CardCount] = msgspec.field(default_factory=dict)
     fleets: tuple[FleetSettings, ...] = ()
+
+    def names(self, backend: str) -> bool:
+        """Whether a backend is reported as down where there is nothing of its vendor's."""
+        return backend in (self.backends or ()) or self.expected_devices.get(backend, 0) > 0
 
 
 def parse(text: str, path: str, *, runtimes: Collection[str], backends: Collection[str]) -> Settings:
@@ -243,8 +243,8 @@ class _Reader(Reader):
                 self.fail(
                     node.value[index], place, f"expected readings, found {quoted(pattern)}, which are always there"
                 )
-            close = difflib.get_close_matches(pattern, NAMES, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            close = meant(pattern)
+            hint = f" (did you mean {close}?)" if close else ""
             self.fail(node.value[index], place, f"found {quoted(pattern)}, which no family of readings matches{hint}")
 
     def _check_expected(self, node: yaml.Node, data: dict[str, Any]) -> None:
@@ -252,8 +252,9 @@ class _Reader(Reader):
         named = data.get("backends")
         for name in data.get("expected_devices", {}):
             if name not in (named or [name]) or (not named and name == "simulated"):
-                value = next(value for key_node, value in node.value if key_node.value == "expected_devices")
-                self.fail(value, f"expected_devices.{name}", "expected one of backends, which does not name it")
+                (counts,) = (value for key_node, value in node.value if key_node.value == "expected_devices")
+                (place,) = (key_node for key_node, _ in counts.value if key_node.value == name)
+                self.fail(place, f"expected_devices.{name}", "expected one of backends, which does not name it")
 
     def _check_fleet(self, node: yaml.Node, data: dict[str, Any], key: str) -> None:
         nodes = {key_node.value: value for key_node, value in node.value}

@@ -110,7 +110,7 @@ class Host:
         wanted = selection(settings.metrics.include, settings.metrics.exclude).readings
         sources = {vendor: self._source(vendor, settings.libraries.get(vendor), wanted) for vendor in vendors}
         for source in sources.values():
-            source.named = settings.backends is not None or source.vendor in settings.expected_devices
+            source.named = settings.names(source.vendor)
         dropped = self.sampler.configure(tuple(sources.values()), watched, settings)
         self._sources, self.settings = sources, settings
         return dropped

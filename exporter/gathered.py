@@ -32,9 +32,12 @@ Result = CardReport | Sleeping | BaseException | None
 
 
 class Page:
-    """A vendor's sample in the making."""
+    """A vendor's sample in the making. ``narrowed``: the settings leave less than all, so that one call that fails may
+    be the only one that was made, and says nothing of its card.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, narrowed: bool = False) -> None:
+        self._narrowed = narrowed
         self.devices: dict[DeviceKey, Device] = {}
         self.states: dict[DeviceKey, State] = {}
         self.readings: list[Reading] = []
@@ -59,7 +62,8 @@ class Page:
             self.users += (user for user in result.users if user.key in known)
             self.users_of += (key for key in result.users_of if key in known)
             self.pending = self.pending or result.pending
-            if result.faults and not result.readings and not result.pending:  # it says who it is, and nothing else
+            silent = len(result.faults) > self._narrowed and not result.readings
+            if silent and not result.pending:  # it says who it is, and nothing else
                 state = "lost"
                 self.failed += 1
         elif isinstance(result, Sleeping):

@@ -18,7 +18,7 @@ from exporter import pci
 from exporter.attribution import attribute
 from exporter.backends import LENT_CAPABILITIES
 from exporter.binding import Bound, Known, bind
-from exporter.catalog import DEFAULT
+from exporter.catalog import DEFAULT, USAGE, selection
 from exporter.config import Mapping, Sampling, Settings
 from exporter.model import FAULT_REASONS, BackendStatus, Fault, Fleet, Snapshot, VendorOutcome, VendorSample
 from exporter.probing import Answers, Question
@@ -200,6 +200,7 @@ class Sampler:
         self._searches: dict[str, asyncio.Task[VendorOutcome]] = {}
         self._sampling = Sampling()
         self._expected: MappingOf[str, int] = {}
+        self._usage = frozenset(USAGE)
         self._bound = Bound()
         self._counts = FaultCounts()
         self._flight: _Flight | None = None
@@ -222,6 +223,7 @@ class Sampler:
         self._present = {vendor for vendor in kept if vendor in self._present or kept[vendor].expected()}
         self._watched, self._mapping, self._sampling = watched, settings.mapping, settings.sampling
         self._expected = settings.expected_devices
+        self._usage = selection(settings.metrics.include, settings.metrics.exclude).usage
         self._bound, self._last = Bound(epochs=self._bound.epochs), None
         self._generation += 1
         for source in sources:
@@ -380,7 +382,7 @@ class Sampler:
         backends = tuple(status_of(outcome, self._counts, self._expected) for outcome in outcomes)
         snapshot = attribute(outcomes, mappings, backends)
         samples = (outcome.sample for outcome in outcomes if outcome.sample is not None)
-        usage = usage_of(snapshot, samples, fleets)
+        usage = usage_of(snapshot, samples, fleets, self._usage)
         return msgspec.structs.replace(snapshot, fleets=fleets, left_out=self._watched.left_out, usage=usage)
 
     async def _sample_at(self, interval_seconds: float) -> None:

@@ -81,11 +81,15 @@ class Transitions:
             _say(level, "backend down", vendor=backend.vendor, reason=reason, detail=backend.fault.detail)
 
     def _see_count(self, backend: BackendStatus) -> None:
-        """Fewer cards than expected, another number of them, and then enough."""
+        """Fewer cards than expected, another number of them, and then enough. While a backend starts nobody can say."""
         expected, found = backend.cards_expected, backend.cards_found
+        if backend.fault is not None and backend.fault.reason == "starting":
+            return
         short = expected is not None and found < expected
         before = self._short.get(backend.vendor)
-        if short and before != found:
+        if expected is None:
+            self._short.pop(backend.vendor, None)
+        elif short and before != found:
             self._short[backend.vendor] = found
             _say(logging.WARNING, "cards missing", vendor=backend.vendor, expected=expected, found=found)
         elif not short and before is not None:

@@ -13,8 +13,8 @@ class Vendor(NamedTuple):
 
     ``pci_id`` is the vendor's id as sysfs has it, and ``classes`` are how the PCI classes of its GPUs begin: by these a
     host is seen to have such a card. Without an id only the settings can say so. ``modules`` are the kernel's modules
-    that its cards can be read by, and ``shared_object`` is the library that its package loads: what ``doctor`` looks for. Where
-    ``files_suffice``, the cards are read by the kernel's files, also without the library.
+    that its cards can be read by, and ``shared_object`` is the library that its package loads: ``doctor`` looks for
+    both. Where ``files_suffice``, the cards are read by the kernel's files, also without the library.
     ``keyed_by_uuid``: a card with a UUID has that for its identity, and not its PCI address.
     ``on_request``: it serves only where the settings name it.
     ``uses_capabilities``: its worker has the daemon's capabilities, where the daemon has any.

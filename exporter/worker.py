@@ -210,7 +210,7 @@ class Worker:
     def _compile(self, slots: Sequence[str], results: Mapping[str, Result], fresh: bool) -> VendorSample:
         known = self._known
         known.keep(slots)
-        page = Page()
+        page = Page(narrowed=not self._wanted >= DEFAULT)
         absent = [result for result in results.values() if isinstance(result, BackendAbsent)]
         if absent:
             raise absent[0]
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     status = 0
     try:
         with socket.socket(fileno=os.dup(0)) as parent:
-            wanted = DEFAULT if options.metrics is None else frozenset(options.metrics.split(","))
+            wanted = DEFAULT if options.metrics is None else frozenset(filter(None, options.metrics.split(",")))
             places = Places(
                 options.sysfs, options.procfs, options.shared_object, cautious=options.cautious, wanted=wanted
             )

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import config, masks, yaml_nodes
+from exporter.catalog import READINGS, USAGE, selection
 from exporter.config import FleetSettings, Mapping, ProcessPattern, Sampling, Settings
 from exporter.errors import ConfigError
 
@@ -277,6 +278,12 @@ METRICS = [
      "1: metrics.exclude[0]: expected readings, found 'gpu_exporter_*', which are always there"),
     ("metrics: {include: [gpu_info]}",
      "1: metrics.include[0]: expected readings, found 'gpu_info', which are always there"),
+    ("metrics: {include: []}", "1: metrics.include: expected at least one, found an empty list"),
+    ("metrics: {exclude: ['gpu_pci_*']}",
+     "1: metrics.exclude[0]: found 'gpu_pci_*', which no family of readings matches (did you mean gpu_pcie_*?)"),
+    ("metrics: {exclude: ['*_percnt']}",
+     "1: metrics.exclude[0]: found '*_percnt', which no family of readings matches (did you mean *_percent?)"),
+    ("metrics: {exclude: ['[!']}", "1: metrics.exclude[0]: found '[!', which no family of readings matches"),
     ("metrics: {include: ['GPU_*']}", f"1: metrics.include[0]: expected {GLOB}, found the text 'GPU_*'"),
     ("metrics: {include: ['*', '*']}", "1: metrics.include[1]: found * twice, the first time on line 1"),
     ("metrics: {include: '*'}", "1: metrics.include: expected a list, found the text '*'"),
@@ -290,6 +297,8 @@ METRICS = [
      f"expected one of {ALL_BACKENDS}"),
     ("backends: [amd]\nexpected_devices: {nvidia: 8}",
      "2: expected_devices.nvidia: expected one of backends, which does not name it"),
+    ("expected_devices:\n  amd: 1\n  nvidia: 8\nbackends: [amd]",
+     "3: expected_devices.nvidia: expected one of backends, which does not name it"),
     ("expected_devices: {simulated: 4}",
      "1: expected_devices.simulated: expected one of backends, which does not name it"),
 ]  # fmt: skip
@@ -636,6 +645,20 @@ def test_any_value_at_any_key(key: str, value: Any) -> None:
     for name in reversed(key.split(".")):
         value = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
     survives(msgspec.json.encode(value).decode())
+
+
+GLOBS = st.lists(st.sampled_from([*"gpu_*?[]!-az09", "gpu_", "power", "_total", "**"]), max_size=12).map("".join)
+
+
+@given(st.lists(GLOBS | st.text(max_size=20), max_size=4), st.lists(GLOBS, max_size=4))
+def test_any_choice_of_families(include: list[str], exclude: list[str]) -> None:
+    """Any patterns are settings, which choose some families or none, or one sentence."""
+    text = msgspec.json.encode({"metrics": {"include": include, "exclude": exclude}}).decode()
+    survives(text)
+    if isinstance(found := outcome(text), Settings):
+        chosen = selection(found.metrics.include, found.metrics.exclude)
+        assert chosen.readings <= READINGS.keys()
+        assert chosen.usage <= USAGE.keys()
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\u2028\u2029\ufffe\uffff")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, Family
 from exporter.catalog.readings import READINGS
-from exporter.catalog.selection import NAMES, Selection, matches, selection
+from exporter.catalog.selection import NAMES, Selection, matches, meant, selection
 from exporter.catalog.usage import USAGE
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Family",
     "Selection",
     "matches",
+    "meant",
     "selection",
 ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -24,6 +25,22 @@ class Selection(NamedTuple):
 def matches(pattern: str, names: Iterable[str] = NAMES) -> list[str]:
     """The families that a pattern means."""
     return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def meant(pattern: str) -> str:
+    """What a pattern that no family matches was probably to be; empty where nothing is near."""
+    close = difflib.get_close_matches(pattern, list(_candidates(pattern)), n=1)
+    return close[0] if close else ""
+
+
+def _candidates(pattern: str) -> Iterator[str]:
+    """The names, and for a pattern that stands for several what begins or ends as they do."""
+    yield from NAMES
+    if any(mark in pattern for mark in "*?["):
+        for words in (name.split("_") for name in NAMES):
+            for count in range(1, len(words) - 1):
+                yield f"{'_'.join(words[: count + 1])}_*"
+                yield f"*_{'_'.join(words[-count:])}"
 
 
 def selection(include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> Selection:

@@ -46,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_named(self, vendor: str) -> bool:
         """Whether the settings ask for the vendor."""
-        return vendor in (self.settings.backends or ())
+        return self.settings.names(vendor)
 
     def backend(self, vendor: str) -> BackendStatus | None:
         """The vendor's row; None where this host has nothing of it."""

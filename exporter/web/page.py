@@ -340,6 +340,8 @@ def _backend(backend: BackendReport) -> Element:
     fault = backend.fault
     said = () if fault is UNSET else (el("p", el("b", fault.reason), f": {shortened(fault.detail)}"),)
     hints = (el("p", el("b", "Hint"), f": {hint.text}") for hint in backend.hints)
+    found, expected = backend.cards_found, backend.cards_expected
+    missing = expected is not UNSET and found < expected
     counts = (el("li", f"{reason} {count}") for reason, count in backend.faults_total.items())
     return el(
         "tr",
@@ -349,7 +351,13 @@ def _backend(backend: BackendReport) -> Element:
             el("small", f"driver {backend.driver_version}") if backend.driver_version else None,
             scope="row",
         ),
-        el("td", _badge("up" if backend.up else "down"), *said, *hints),
+        el(
+            "td",
+            _badge("up" if backend.up else "down"),
+            el("p", el("b", f"{found} of {expected}"), " expected cards answer or sleep") if missing else None,
+            *said,
+            *hints,
+        ),
         el("td", el("ul", *counts) if backend.faults_total else el("span", "none", class_="quiet")),
         id=f"backend-{quote(backend.vendor, safe='')}",
     )

@@ -146,7 +146,8 @@ class AmdBackend:
         taking = Taking(device, facts, self.users)
         if device.parent is not None:
             self._take(taking, reads.PARTS)
-            silent = not self._library.knows(address, device.kfd_node)
+            wanted = "utilization" in self._places.wanted
+            silent = wanted and not self._library.knows(address, device.kfd_node)
             return taking.sampled((self._no_library(),) if silent else ())
         if card.physical_index is None:
             taking.faults.append(Fault("driver-error", f"physical index: {self._view.trouble}", device.key))

@@ -23,6 +23,7 @@ from exporter.backends.intel.sources import Sources, Values
 from exporter.backends.intel.watched import Watched
 from exporter.backends.kernel_files import Bus, device_folder, names, number
 from exporter.backends.pci_names import name_of
+from exporter.catalog import DEFAULT
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault, DeviceLost
 from exporter.inventory import narrowed
 from exporter.model import Device, DeviceKey, Fault, Hint, Reading
@@ -188,7 +189,8 @@ class IntelBackend:
         readings, faults = [*readings, *taken.readings()], [*faults, *taken.faults]
         if faults and pci.is_asleep(self._places.sysfs, address):  # since it was looked at
             raise DeviceAsleep(address)
-        given = {reading.metric for reading in readings}
+        # What nobody wants is not missed.
+        given = {reading.metric for reading in readings} | (DEFAULT - self._places.wanted)
         hints = self._sources.hints(device, given)
         pending = self._sources.pending(device, given) or taken.pending
         if readings or not faults:  # else the card says who it is, and nothing else
