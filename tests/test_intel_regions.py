@@ -115,6 +115,7 @@ import json, sys
 from exporter.backends.base import Places
 from exporter.backends.intel import IntelBackend
 
+MEMORY = ("memory_free", "memory_used", "memory_total")
 root = sys.argv[1]
 backend = IntelBackend(Places(f"{root}/sys", f"{root}/proc", shared_object="/nonexistent/libze_loader.so.1", root=root))
 backend.open()
@@ -122,7 +123,7 @@ found = {}
 for slot in backend.slots():
     (board, *_) = backend.identify(slot, lambda _: None)
     sample = backend.sample(board)
-    values = {reading.metric: reading.value for reading in sample.readings if reading.metric.startswith("memory")}
+    values = {reading.metric: reading.value for reading in sample.readings if reading.metric in MEMORY}
     found[slot] = [board.memory_total_bytes, values, sorted(hint.code for hint in sample.hints)]
 print(json.dumps(found))
 """

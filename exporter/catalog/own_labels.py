@@ -88,7 +88,7 @@ OWN_LABELS: Mapping[str, Mapping[str, Listed | Shaped]] = {
             "system-reboot",
         )
     },
-    "mig_instance": {"profile": Shaped("the profile's name, such as `1g.10gb`", r"[0-9]+[cg]\.[0-9a-z.+]+")},
+    "mig_instance": {"profile": Shaped("the profile's name, such as `1g.10gb`", r"[0-9]+[cg]\.[0-9a-z.+-]+")},
     "partition_mode": {
         "compute": Shaped("the driver's name of the mode, such as `spx`", _WORDS),
         "memory": Shaped("the driver's name of the mode, such as `nps1`", _WORDS),

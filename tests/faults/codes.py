@@ -54,7 +54,8 @@ def _one(card: Pretend, state: str = "ok", without: Collection[str] = (), maybe:
 LOST, LIBRARY_LOST = 15, (1, 9, 18)  # uninitialised, driver not loaded, library and driver of different versions
 OLDER_DRIVER = (3, 13, 25)  # not supported, no such function, no such version of its argument: there is another call
 NONE_HERE = (2, 3, 4, 6, 13)
-IDENTITY = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3")
+IDENTITY = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
+ADDRESS = "nvmlDeviceGetPciInfo_v3"  # asked when a card is first seen, and when the bus has changed
 FACTS = ("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode")
 VALUES = {
     "nvmlDeviceGetUtilizationRates": (UTILIZATION,),
@@ -91,11 +92,18 @@ def _lose(scene: Scene) -> None:
     scene.truth.rules("nvidia", "lost 1")
 
 
+def _found_at(pci: str) -> Act:
+    """It is back, and says to be there."""
+    lines = {"nvidia": ()}
+    return lambda scene: scene.truth.change(answers={N1.number: {"pci": pci}}, lines=lines)
+
+
 def _nvml_identity() -> Iterator[Step]:
     """Without an identity there is no card."""
     for code in _nvml_codes():
         for call in IDENTITY:
             yield _nvml(call, code, _one(N1, "lost"))
+        yield _nvml(ADDRESS, code, _one(N1, "lost"), first=_lose)
 
 
 def _nvml_facts() -> Iterator[Step]:
@@ -134,7 +142,7 @@ def _nvml_answers() -> Iterator[Step]:
     twice = Expect(states={N0: "lost", N1: "lost|gone"})
     yield _answer("another card's UUID", N1, twice, uuid=N0.uuid)
     for pci in ("", "nonsense", "41", "\udcff", "00000000:zz:00.0"):
-        yield _answer(f"an address {pci!a}", N1, _one(N1, "lost"), pci=pci)
+        yield Step(f"an address {pci!a}", _found_at(pci), _one(N1, "lost"), first=_lose)
     unknown = dict.fromkeys(("util", "temp", "free", "used", "total", "reserved", "name", "minor"))
     yield _answer("nothing is supported", N1, _one(N1, "ok|lost", without=READINGS), **unknown)
 

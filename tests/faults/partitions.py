@@ -50,9 +50,10 @@ MIG = [
     _mig("all instances are destroyed", _parts(), Expect(states={ONE: "gone", TWO: "gone"})),
     Row(
         name="MIG: the mode is switched on, and off",
-        host=Host(cards=(N0, N1, N2, nvidia(9, 0x81), A0, A1, I0, I1)),
+        # A card that has the mode says so while it is off.
+        host=Host(cards=(N0, N1, N2, replace(BOARD, parts=(ONE, TWO), mig=False), A0, A1, I0, I1)),
         inflict=_parts(ONE, TWO),
-        heal=_parts(on=False),
+        heal=_parts(ONE, TWO, on=False),
     ),
 ]
 

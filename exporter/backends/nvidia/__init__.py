@@ -15,12 +15,12 @@ from exporter.backends.nvidia.codes import (
     INVALID_ARGUMENT,
     NONE_HERE,
     NOT_FOUND,
-    NOT_OFFERED,
     NOT_SUPPORTED,
     card_error,
     raise_if_lost,
     reason_of,
 )
+from exporter.backends.nvidia.missed import Missed
 from exporter.backends.nvidia.processes import Processes
 from exporter.backends.nvidia.sampling import Sampling
 from exporter.errors import BackendAbsent, DeviceAsleep, DeviceFault
@@ -42,7 +42,6 @@ class _Facts(NamedTuple):
     name: str
     minor_number: int | None
     memory_total_bytes: int | None
-    has_mig_mode: bool
 
 
 class NvidiaBackend:
@@ -64,6 +63,7 @@ class NvidiaBackend:
         self._handles: dict[DeviceKey, Any] = {}
         self._known: dict[str, tuple[Device, ...]] = {}
         self._bus: Bus = ()
+        self._without_mig: dict[str, Missed] = {}
         self._sampling: Sampling
         self._processes: Processes
 
@@ -103,6 +103,7 @@ class NvidiaBackend:
         known, identified = dict(self._facts), self._identified
         self._facts, self._identified = {uuid: known[uuid] for uuid in known if uuid in identified}, set()
         self._sampling.keep(identified)
+        self._without_mig = {uuid: self._without_mig[uuid] for uuid in dict(self._without_mig) if uuid in identified}
         bound = pci.bound_to(self._sysfs, VENDOR)
         self._bus = tuple((address, pci.appearance(self._sysfs, address)) for address in bound)
         gone = {uuid for uuid, facts in known.items() if bound and facts.pci_bus_id not in bound}
@@ -190,7 +191,7 @@ class NvidiaBackend:
             minor_number=facts.minor_number,
             opened_by=_opened_by(facts.minor_number),
             temperature_sensor="gpu",
-            mig_mode=self._mig_mode(handle) if facts.has_mig_mode else None,
+            mig_mode=self._mig_mode(uuid, handle),
         )
 
     def _uuid(self, handle: Any) -> str:
@@ -219,23 +220,19 @@ class NvidiaBackend:
             self._optional(nvml.nvmlDeviceGetName, handle) or "",
             self._optional(nvml.nvmlDeviceGetMinorNumber, handle),
             self._memory_total(handle),
-            self._has_mig_mode(handle),
         )
 
     def _memory_total(self, handle: Any) -> int | None:
         info = self._optional(self._nvml.nvmlDeviceGetMemoryInfo, handle)
         return None if info is None else units.memory_size(info.total)
 
-    def _has_mig_mode(self, handle: Any) -> bool:
-        """Whether the card's mode is worth asking for: only "not supported" is a fact of the card."""
-        try:
-            self._nvml.nvmlDeviceGetMigMode(handle)
-        except self._nvml.NVMLError as error:
-            return error.value not in NOT_OFFERED
-        return True
-
-    def _mig_mode(self, handle: Any) -> bool | None:
+    def _mig_mode(self, uuid: str, handle: Any) -> bool | None:
+        """None of a card without such a mode, which is asked for it rarely."""
+        missed = self._without_mig.setdefault(uuid, Missed())
+        if missed.rests():
+            return None
         modes = self._optional(self._nvml.nvmlDeviceGetMigMode, handle)
+        missed.note(modes is not None)
         return None if modes is None else modes[0] == self._nvml.NVML_DEVICE_MIG_ENABLE
 
     def _optional(self, call: Callable[[Any], Any], handle: Any) -> Any:

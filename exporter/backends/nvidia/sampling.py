@@ -19,7 +19,7 @@ from exporter.backends.nvidia.reads import Read
 from exporter.errors import DeviceFault
 from exporter.model import Device, DeviceKey, Fault, Reading
 
-_PROFILE = re.compile(r"MIG (\S+)$")
+_PROFILE = re.compile(r"MIG ([0-9]+[cg]\.[0-9a-z.+-]+)$")
 
 
 class _Parts(NamedTuple):
