@@ -319,6 +319,7 @@ def test_no_file_takes_protection_away_while_running(papers: Papers, start: Star
         (ALICE, "TLS"),
         (CLIENTS + NAMED, "accounts"),
     ],
+    ids=["names", "certificates", "tls", "accounts"],
 )
 def test_what_is_missing_is_named(papers: Papers, start: Start, text: str, lost: str) -> None:
     daemon = start({}, SIMULATED, [papers.config(CLIENTS + NAMED + ALICE)])
