@@ -135,7 +135,7 @@ def test_intel_misses_nothing_that_is_left_out(tmp_path: Path) -> None:
     fake = FakeSys(tmp_path)
     fake.write([IntelCard(pci="0000:03:00.0")])
     places = Places(str(fake.sys), str(fake.proc), "/nonexistent/libze_loader.so.1", "/x")
-    wanted = places.wanted - {"utilization", "memory_free", "memory_used", "memory_total"}
+    wanted = places.wanted - {"utilization", "power", "memory_free", "memory_used", "memory_total"}
     told, quiet = (
         BackendHost(IntelBackend(each), each.wanted).read() for each in (places, places._replace(wanted=wanted))
     )
