@@ -60,11 +60,6 @@ CPX = AmdCard(
 RADEON = AmdCard(pci="0000:05:00.0", minor=7, driver="radeon")
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
 class Host(BackendHost):
     """The backend on the fake trees."""
 

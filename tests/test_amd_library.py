@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.amd_smi import SONAME, FakeAmdSmi, Gpu, Version, build, build_or_skip
+from tests.fakes.amd_smi import SONAME, FakeAmdSmi, Gpu, Version, build
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.sysfs import GIB, AmdCard, FakeSys, KfdNode
 from tests.harness import Daemon, Scrape, Start
@@ -90,20 +90,9 @@ PARTS = tuple(
 )
 
 
-@pytest.fixture(scope="session")
-def amd_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake ``libamd_smi.so``, compiled once."""
-    return build_or_skip(tmp_path_factory.mktemp("amd_smi"))
-
-
 @pytest.fixture
 def smi(tmp_path: Path, amd_library: Path) -> FakeAmdSmi:
     return FakeAmdSmi(tmp_path, amd_library)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path / "trees")
 
 
 class Hosts:

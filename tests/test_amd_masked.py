@@ -34,11 +34,6 @@ NOBODYS = "/proc/sys/vm/compact_memory"  # a file that nobody may read, root nei
 NVIDIA_OFF = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path / "trees")
-
-
 def cards_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, AmdCard]:
     """Cards by their names in a field case: each value tells which card it is."""
     return {row["key"]: _card(place, row) for place, row in enumerate(rows)}

@@ -27,11 +27,6 @@ DPX = AmdCard(
 EVERYTHING = {"utilization", "memory_free", "memory_used", "memory_total", "temperature"}
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
 class Host(BackendHost):
     """The backend on the fake trees."""
 

@@ -16,7 +16,7 @@ from exporter.backends.base import Places
 from exporter.catalog import DEFAULT, READINGS
 from exporter.model import VendorSample
 from tests.backend_host import CORE, BackendHost, everything, state
-from tests.fakes.amd_smi import FakeAmdSmi, Gpu, build_or_skip
+from tests.fakes.amd_smi import FakeAmdSmi, Gpu
 from tests.fakes.sysfs import AMD_ANSWERS, GIB, AmdCard, FakeSys, KfdNode, Process
 from tests.harness import Start
 
@@ -39,11 +39,6 @@ DPX = AmdCard(
 THROTTLED = {"power-cap", "current", "thermal", "regulator-thermal", "processor-hot", "reliability", "other"}
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie-bif", "xgmi-wafl")
 ALL = frozenset(READINGS)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path / "trees")
 
 
 class Host(BackendHost):
@@ -474,11 +469,6 @@ def test_a_card_that_answers_nothing_itself_is_lost(fake: FakeSys) -> None:
 
 
 # --- the library's energy
-
-
-@pytest.fixture(scope="module")
-def amd_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_or_skip(tmp_path_factory.mktemp("amd_smi"))
 
 
 GPUS = [Gpu(bdf=A.pci, kfd_id=1, node_id=2, partition_id=0), Gpu(bdf=B.pci, kfd_id=2, node_id=1, partition_id=0)]

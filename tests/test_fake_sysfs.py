@@ -55,11 +55,6 @@ I915 = IntelCard(pci="0000:00:02.0", driver="i915", minor=3)
 H100 = OtherCard(pci="0000:17:00.0")
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

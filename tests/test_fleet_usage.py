@@ -29,11 +29,6 @@ fleets:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path / "trees")
-
-
-@pytest.fixture
 def proc(tmp_path: Path) -> Proc:
     """Two jobs that share the first card; the workers of one have their titles where their masks were."""
     made = Proc(tmp_path / "processes")

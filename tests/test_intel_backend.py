@@ -28,11 +28,6 @@ MAX_I915 = replace(MAX_XE, driver="i915")
 UNPLUGGED = OtherCard(pci="0000:41:00.0")
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
 class Host(BackendHost):
     """The backend on the fake trees."""
 

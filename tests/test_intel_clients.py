@@ -35,11 +35,6 @@ XE, I915 = ARC_B, ARC_A
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
-@pytest.fixture
 def no_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A search path with one folder, in which there is no program."""
     folder = tmp_path / "bin"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.sysfs import FakeSys, IntelCard
-from tests.fakes.ze_loader import Engine, FakeZeLoader, Gpu, Memory, Temperature, build_or_skip
+from tests.fakes.ze_loader import Engine, FakeZeLoader, Gpu, Memory, Temperature
 from tests.harness import Daemon, Scrape, Start
 
 pytestmark = pytest.mark.e2e
@@ -28,11 +28,6 @@ B60 = tuple(
     for place, pci in enumerate(("0000:18:00.0", "0000:2c:00.0", "0000:98:00.0", "0000:ac:00.0"))
 )
 MAX = IntelCard(pci="0000:29:00.0", device_id="0x0bd5", minor=0, tiles=2, temperatures={"pkg": 61})
-
-
-@pytest.fixture(scope="module")
-def ze_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_or_skip(tmp_path_factory.mktemp("ze"))
 
 
 class Machine:

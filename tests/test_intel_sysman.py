@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from tests.fakes.ze_loader import (
     Memory,
     Temperature,
     build,
-    build_or_skip,
 )
 from tests.harness import Daemon, Scrape, Start
 from tests.test_intel_backend import ARC_A, ARC_B, IGPU, MAX_XE, Host
@@ -40,7 +38,6 @@ LOST, LOW_POWER, RESET, NO_RIGHT, UNSUPPORTED, UNKNOWN = (
     0x78000003,
     0x7FFFFFFE,
 )
-SETTER = re.compile(r"Set(?!s$)|Reset|Control|Write|Format|Update|Run|Clear")
 
 TOTAL = {"memory_total": 12 * GIB}
 HOT = {"pkg": 48}
@@ -59,28 +56,6 @@ def gpu(card: IntelCard, free: float = 6, *, busy: float = 0.5, physical: float 
         memory=(Memory(physical=int(physical * GIB), size=11 * GIB, free=int(free * GIB)),),
         temperatures=(Temperature(sensor="GLOBAL", celsius=99), Temperature(celsius=celsius)),
     )
-
-
-@pytest.fixture(scope="session")
-def ze_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_or_skip(tmp_path_factory.mktemp("ze"))
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
-@pytest.fixture
-def ze(tmp_path: Path, ze_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeZeLoader]:
-    """The loader, for this process too."""
-    loader = FakeZeLoader(tmp_path, ze_library)
-    for name, value in loader.environment().items():
-        monkeypatch.setenv(name, value)
-    sys.modules.pop("pyzes", None)
-    yield loader
-    sys.modules.pop("pyzes", None)
-    assert not [call for call in loader.record() if SETTER.search(call)]
 
 
 def host_of(fake: FakeSys, ze: FakeZeLoader) -> Host:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,18 +18,10 @@ from tests.fakes.ze_loader import Engine, FakeZeLoader, Gpu
 from tests.harness import Start
 from tests.test_intel_backend import ARC_A, ARC_B, IGPU, MAX_XE, daemon_on
 from tests.test_intel_watched import own
-from tests.test_intel_watched_sysman import ze, ze_library
-
-__all__ = ["ze", "ze_library"]
 
 MIB = 1 << 20
 XE, I915 = ARC_B, ARC_A
 SECOND = replace(XE, pci="0000:09:00.0", minor=6)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
 
 
 class Host(BackendHost):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -33,11 +32,6 @@ WORDS = {
     "vr_thermalert": "regulator-thermal",
     "vr_tdc": "regulator-current",
 }
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
 
 
 class Host(BackendHost):

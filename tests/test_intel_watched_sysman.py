@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +27,6 @@ from tests.fakes.ze_loader import (
     Power,
     Temperature,
     build,
-    build_or_skip,
 )
 from tests.harness import Start
 from tests.test_intel_backend import ARC_A, ARC_B, MAX_XE, daemon_on
@@ -39,32 +36,9 @@ pytestmark = pytest.mark.e2e
 
 GIB = 1 << 30
 UNKNOWN, NO_RIGHT = 0x7FFFFFFE, 0x70010000
-SETTER = re.compile(r"Set(?!s$)|Reset|Control|Write|Format|Update|Run|Clear")
 BARE = replace(ARC_A, hwmon=False)
 SECOND = replace(BARE, pci="0000:0a:00.0", minor=7)
 IN_MEMORY = Temperature(sensor="MEMORY")
-
-
-@pytest.fixture(scope="module")
-def ze_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_or_skip(tmp_path_factory.mktemp("ze"))
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
-
-
-@pytest.fixture
-def ze(tmp_path: Path, ze_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeZeLoader]:
-    """The loader, for this process too; nothing is ever changed by it."""
-    loader = FakeZeLoader(tmp_path, ze_library)
-    for name, value in loader.environment().items():
-        monkeypatch.setenv(name, value)
-    sys.modules.pop("pyzes", None)
-    yield loader
-    sys.modules.pop("pyzes", None)
-    assert not [call for call in loader.record() if SETTER.search(call)]
 
 
 class Host(BackendHost):

@@ -168,7 +168,7 @@ def test_the_parent_maps_no_vendor_library(nvml: FakeNvml, start: Start) -> None
 
 
 def test_nothing_leaks_over_many_scrapes(nvml: FakeNvml, start: Start) -> None:
-    """After 300 fresh cycles the daemon and its worker hold as many descriptors and threads as before."""
+    """After 300 fresh cycles the daemon and its worker hold no more descriptors and threads than before."""
     daemon = start(nvml.environment(), "sampling: {reuse_seconds: 0}")
     for _ in range(20):
         daemon.scrape()
@@ -184,7 +184,8 @@ def test_nothing_leaks_over_many_scrapes(nvml: FakeNvml, start: Start) -> None:
     for _ in range(300):
         daemon.scrape()
     until = time.monotonic() + 5
-    while held() != before:  # the last connection is closed a moment after its page
+    # The last connection is closed a moment after its page, and that of the scrape before may have been open above.
+    while any(now > was for pair in zip(held(), before, strict=True) for now, was in zip(*pair, strict=True)):
         assert time.monotonic() < until, (before, held())
         time.sleep(0.1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ UP = Bridge(pci="0000:01:00.0", speed="8.0 GT/s PCIe", width=4)
 DOWN = Bridge(pci="0000:02:00.0", speed="2.5 GT/s PCIe", width=1)
 CARD = AmdCard(pci="0000:03:00.0", number=6, bridges=(ROOT, UP, DOWN))
 KEY = DeviceKey("amd", CARD.pci)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> FakeSys:
-    return FakeSys(tmp_path)
 
 
 def read(fake: FakeSys, pci: str, wanted: frozenset[str] = ALL) -> dict[str, float]:
