@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from exporter import units
 from exporter.backends import kernel_files
+from exporter.backends.amd.turns import Turns
 from exporter.backends.base import Places
 from exporter.backends.vendor_library import LibraryAbsentError, Starting, load
 from exporter.errors import BackendAbsent, DeviceFault
@@ -71,6 +72,7 @@ class Library:
         self._fits = False
         self._starting = Starting("amdsmi", self._load, cautious=places.cautious)
         self._begun = self._outdated = False
+        self._turns = Turns()
 
     def start(self) -> None:
         """Load it and open every card, which would wake one that sleeps; only the first call does anything."""
@@ -184,7 +186,8 @@ class Library:
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """The call's answer; None where the card has no such thing. Raises ``DeviceFault``."""
         try:
-            return call(*arguments)
+            with self._turns.alone():
+                return call(*arguments)
         except self._amdsmi.AmdSmiLibraryException as error:
             if error.get_error_code() in _NOT_OFFERED:
                 return None
