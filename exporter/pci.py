@@ -60,7 +60,20 @@ def is_asleep(sysfs: str, address: str) -> bool:
 
     Source: ``power/runtime_status``, which reads without touching the device. An unreadable file means awake.
     """
-    return _read(f"{sysfs}/bus/pci/devices/{address}/power/runtime_status") in ("suspended", "suspending")
+    return _power(sysfs, address) in ("suspended", "suspending")
+
+
+def power_has_failed(sysfs: str, address: str) -> bool:
+    """The device could not be suspended or woken once, and since then the kernel refuses whatever needs it awake: its
+    driver's files then answer what they also answer for a value that the device has not (EINVAL).
+
+    Source: ``error`` in ``power/runtime_status``.
+    """
+    return _power(sysfs, address) == "error"
+
+
+def _power(sysfs: str, address: str) -> str:
+    return _read(f"{sysfs}/bus/pci/devices/{address}/power/runtime_status")
 
 
 def _names(folder: str) -> list[str]:

@@ -456,7 +456,7 @@ def test_memory_that_cannot_be_is_none(fake: FakeSys) -> None:
 FILES = {
     "gpu_busy_percent": {"utilization"},
     "mem_info_vram_total": {"memory_free", "memory_used", "memory_total"},
-    "mem_info_vram_used": {"memory_free", "memory_used", "memory_total"},
+    "mem_info_vram_used": {"memory_free", "memory_used"},
     "hwmon/*/temp1_input": {"temperature"},
     "hwmon/*/temp1_label": {"temperature"},
 }

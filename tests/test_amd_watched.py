@@ -468,6 +468,35 @@ def test_a_card_that_answers_nothing_itself_is_lost(fake: FakeSys) -> None:
     assert state(sample, B.pci) == "ok"
 
 
+def test_a_card_whose_power_management_has_failed_says_so(fake: FakeSys) -> None:
+    """Its files answer as those of a card that has no such values (EINVAL), which alone would be no fault."""
+    fake.write([A, B])
+    host = Host(fake)
+    assert host.read().faults == ()
+    fake.set(A.pci, "power/runtime_status", "error\n")
+    for name in ("gpu_busy_percent", "mem_busy_percent"):
+        fake.fault(A.pci, name, "missing")
+    sample = host.read()
+    (fault,) = sample.faults
+    assert (fault.reason, fault.key and fault.key.identity) == ("driver-error", A.pci)
+    assert "power/runtime_status" in fault.detail
+    for name in AMD_ANSWERS:
+        fake.fault(A.pci, name, "missing")
+    sample = host.read()
+    assert (state(sample, A.pci), everything(sample, A.pci)) == ("lost", {})
+
+
+def test_a_limit_without_an_emergency_is_not_said_to_slow_down(fake: FakeSys) -> None:
+    """Before Vega 10 it is where the card is switched off; what is done there the driver does not say."""
+    fake.write([A])
+    sensors = {"gpu", "junction", "memory"}
+    limits = {(sensor, threshold) for sensor in sensors for threshold in ("slowdown", "shutdown")}
+    assert of(Host(fake).read(), A.pci, "temperature_threshold").keys() == limits
+    fake.fault(A.pci, "hwmon/*/temp1_emergency", "missing")
+    changed = limits - {("gpu", "slowdown"), ("gpu", "shutdown")} | {("gpu", "critical")}
+    assert of(Host(fake).read(), A.pci, "temperature_threshold").keys() == changed
+
+
 # --- the library's energy
 
 

@@ -160,8 +160,21 @@ def test_power_is_the_energy_over_the_time(fake: FakeSys, card: IntelCard) -> No
     assert watts is not None
     assert 30 / (later - earliest) <= watts <= 30 / (sooner - latest)
     assert pending == [True, False]
-    assert [read(joules) for joules in (40, 7)] == [None, None]
-    assert read(9) is not None
+    assert [read(joules) for joules in (40, 7, 9)] == [None, None, None]
+    assert read(11) is not None
+
+
+def test_a_counter_that_dives_for_one_reading_is_not_followed(fake: FakeSys) -> None:
+    """Some drivers' counters do, and their increase would be all that the card has ever used; else it starts anew."""
+    fake.write([XE])
+    host = Host(fake)
+
+    def read(joules: int) -> float | None:
+        fake.set(XE.pci, "hwmon/*/energy1_input", f"{joules * 1_000_000}\n")
+        return everything(host.read(), XE.pci).get(("energy", ()))
+
+    assert [read(joules) for joules in (22_543_283, 200, 22_543_290)] == [22_543_283, None, 22_543_290]
+    assert [read(joules) for joules in (3, 4, 5, 2, 3)] == [None, 4, 5, None, 3]
 
 
 def test_a_card_that_slept_starts_anew(fake: FakeSys) -> None:
@@ -354,6 +367,15 @@ def test_what_is_not_wanted_is_not_read(fake: FakeSys) -> None:
             fake.fault(XE.pci, file, "fifo")
     sample = Host(fake, frozenset({"temperature", "pcie_width"})).read(3)
     assert {metric for metric, _ in everything(sample, XE.pci)} == {"temperature", "pcie_width"}
+
+
+def test_a_card_whose_power_management_has_failed_says_so(fake: FakeSys) -> None:
+    """Its files answer as those of a card that has no such values (EINVAL), which alone would be no fault."""
+    fake.write([XE, I915])
+    fake.set(XE.pci, "power/runtime_status", "error\n")
+    (fault,) = Host(fake).read().faults
+    assert (fault.reason, fault.key and fault.key.identity) == ("driver-error", XE.pci)
+    assert "power/runtime_status" in fault.detail
 
 
 def test_a_card_that_tells_nothing_of_itself_is_lost(fake: FakeSys) -> None:

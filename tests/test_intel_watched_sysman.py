@@ -35,7 +35,7 @@ from tests.test_intel_watched import own
 pytestmark = pytest.mark.e2e
 
 GIB = 1 << 30
-UNKNOWN, NO_RIGHT = 0x7FFFFFFE, 0x70010000
+UNKNOWN, NO_RIGHT, NOT_NOW = 0x7FFFFFFE, 0x70010000, 0x70010001
 BARE = replace(ARC_A, hwmon=False)
 SECOND = replace(BARE, pci="0000:0a:00.0", minor=7)
 IN_MEMORY = Temperature(sensor="MEMORY")
@@ -371,6 +371,19 @@ def test_errors_of_two_cards_are_not_asked_for_at_once(fake: FakeSys, ze: FakeZe
     assert own("ras_errors", found) == {}
     assert own("fan_rotation", found)["0"] == 1502
     assert [fault.reason for fault in sample.faults if "zesRasGetStateExp" in fault.detail] == ["hung"]
+
+
+@pytest.mark.parametrize("call", ["zesDeviceEnumEngineGroups", "zesEngineGetProperties", "zesDeviceEnumPowerDomains"])
+def test_what_is_not_to_be_had_now_is_asked_for_again(fake: FakeSys, ze: FakeZeLoader, call: str) -> None:
+    """Another program has it for itself; what a card has not stays so."""
+    fake.write([BARE])
+    ze.write([watched(BARE, 1)], lines=[f"fault {call} 0 {NOT_NOW}"])
+    host = Host(fake, ze.shared_object)
+    lacking = everything(host.read(), BARE.pci)
+    ze.write([watched(BARE, 1)])
+    host.read()
+    time.sleep(0.05)
+    assert lacking.keys() < everything(host.read(), BARE.pci).keys() >= {("energy", ()), ("engine", ("compute",))}
 
 
 def test_a_card_that_sleeps_is_asked_nothing(fake: FakeSys, ze: FakeZeLoader) -> None:

@@ -66,6 +66,25 @@ def test_only_the_cards_own_switch_counts(
     assert read(fake, CARD.pci, LINK) == link(*expected)
 
 
+@pytest.mark.parametrize("bridges", [(), (ROOT,), (replace(ROOT, vendor="0x1b36"),)])
+def test_a_card_whose_switch_is_not_seen_has_no_link(fake: FakeSys, bridges: tuple[Bridge, ...]) -> None:
+    """As in a virtual machine: 2.5 GT/s and one lane is no link of any Intel card."""
+    arc = IntelCard(pci="0000:03:00.0", bridges=bridges)
+    fake.write([arc])
+    assert read(fake, arc.pci, LINK) == link(4, 16)
+    for name in ("current", "max"):
+        fake.set(arc.pci, f"{name}_link_speed", "2.5 GT/s PCIe\n")
+        fake.set(arc.pci, f"{name}_link_width", "1\n")
+    assert read(fake, arc.pci, LINK) == {}
+
+
+@pytest.mark.parametrize(("pci_class", "expected"), [("0x030000", {}), ("0x038000", {}), ("0x120000", link(4, 16))])
+def test_an_amd_card_of_a_virtual_machine(fake: FakeSys, pci_class: str, expected: dict[str, float]) -> None:
+    """Those for a display have a switch, which stays with the host; accelerators have none."""
+    fake.write([replace(CARD, pci_class=pci_class, bridges=(replace(ROOT, vendor="0x1b36"),))])
+    assert read(fake, CARD.pci, LINK) == expected
+
+
 def test_errors_are_those_of_the_cards_own_function(fake: FakeSys) -> None:
     """The last line has their sum."""
     fake.write([CARD])
@@ -74,6 +93,15 @@ def test_errors_are_those_of_the_cards_own_function(fake: FakeSys) -> None:
         "pcie_errors nonfatal": 7,
         "pcie_errors fatal": 6,
     }
+
+
+def test_errors_of_the_cards_own_switch_count_too(fake: FakeSys) -> None:
+    """The link is between its upper port and the host, and so are the errors of the link."""
+    fake.write([CARD])
+    upper = fake.device(CARD.pci).resolve().parent.parent
+    assert upper.name == UP.pci
+    (upper / "aer_dev_correctable").write_text("RxErr 400\nBadTLP 100\nTOTAL_ERR_COR 500\n")
+    assert read(fake, CARD.pci, frozenset({"pcie_errors"}))["pcie_errors correctable"] == 510
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from exporter import pci
 from exporter.errors import BackendAbsent, DeviceFault, DeviceLost
+from exporter.model import DeviceKey, Fault
 from exporter.units import pci_bus_id
 
 # What drivers answer where a card has no such value: hwmon's "no data", and "not supported" in two spellings.
@@ -108,6 +109,13 @@ def listed(folder: str) -> list[str]:
 def device_folder(sysfs: str, address: str) -> str:
     """Where the files of a PCI device are."""
     return f"{sysfs}/bus/pci/devices/{address}"
+
+
+def power_faults(sysfs: str, address: str, key: DeviceKey) -> tuple[Fault, ...]:
+    """What stands for the faults of files that say of a card without power management that it has no such value."""
+    if not pci.power_has_failed(sysfs, address):
+        return ()
+    return (Fault("driver-error", f"{address}: power/runtime_status is 'error': what it must be awake for fails", key),)
 
 
 def incarnation(sysfs: str, address: str) -> int:

@@ -1,7 +1,8 @@
 """The card's PCIe link, as the kernel tells it of every vendor's cards: generation, lanes and errors.
 
 A card with a switch of its own (AMD's and Intel's discrete ones) has its link at the switch: what its GPU says of the
-link behind that is made up, 2.5 GT/s and one lane of Intel's Arc for example.
+link behind that is made up, 2.5 GT/s and one lane of Intel's Arc for example. A virtual machine that was given such a
+card does not see its switch, and so nothing of its link.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ _GENERATIONS = {
 }
 _MOST_LANES = 32
 _MOST_BRIDGES = 2
+_RED_HAT = "0x1b36"  # the vendor of QEMU's root ports
+_AMD, _INTEL = "0x1002", "0x8086"
+_MADE_UP = ("2.5 GT/s PCIe", "1")
+_DISPLAY = "0x03"  # of classes; AMD's cards that only compute have another, and no switch
 _SEVERITIES = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
@@ -67,33 +72,37 @@ def read(sysfs: str, address: str, key: DeviceKey, wanted: frozenset[str]) -> Fo
     """What is wanted of the link of a card that is awake."""
     readings: list[Reading] = []
     faults: list[Fault] = []
-    for metric, path, convert, labels in _files(sysfs, address, wanted):
+    for metric, paths, convert, labels in _files(sysfs, address, wanted):
         try:
-            found = kernel_files.text(path)
+            values = [convert(found) for path in paths if (found := kernel_files.text(path)) is not None]
         except DeviceLost:  # what else is read of the card says so
             continue
         except DeviceFault as fault:
             faults.append(Fault(fault.reason, f"{metric}: {fault.detail}", key))
             continue
-        value = None if found is None else convert(found)
-        if value is not None:
-            readings.append(Reading(metric, key, float(value), labels))
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            readings.append(Reading(metric, key, float(sum(known)), labels))
     return Found(tuple(readings), tuple(faults))
 
 
-_File = tuple[str, str, Callable[[str], float | None], tuple[str, ...]]
+_Files = tuple[str, tuple[str, ...], Callable[[str], float | None], tuple[str, ...]]
 
 
-def _files(sysfs: str, address: str, wanted: frozenset[str]) -> Iterator[_File]:
-    folder = device_folder(sysfs, address)
-    if not wanted.isdisjoint(_LINK):
-        link = _link_folder(folder)
+def _files(sysfs: str, address: str, wanted: frozenset[str]) -> Iterator[_Files]:
+    """Metrics with the files whose values they are the sum of."""
+    if wanted.isdisjoint((*_LINK, "pcie_errors")):
+        return
+    own = os.path.realpath(device_folder(sysfs, address))
+    link = _link_folder(own)
+    if link != own or not _is_made_up(own):
         yield from (
-            (metric, f"{link}/{name}", convert, ()) for metric, (name, convert) in _LINK.items() if metric in wanted
+            (metric, (f"{link}/{name}",), convert, ()) for metric, (name, convert) in _LINK.items() if metric in wanted
         )
     if "pcie_errors" in wanted:
         for severity, total in _SEVERITIES.items():
-            yield "pcie_errors", f"{folder}/aer_dev_{severity}", _total_of(total), (severity,)
+            files = tuple(f"{port}/aer_dev_{severity}" for port in dict.fromkeys((own, link)))
+            yield "pcie_errors", files, _total_of(total), (severity,)
 
 
 def _total_of(total: str) -> Callable[[str], float | None]:
@@ -106,12 +115,11 @@ def _total_of(total: str) -> Callable[[str], float | None]:
     return convert
 
 
-def _link_folder(folder: str) -> str:
+def _link_folder(real: str) -> str:
     """The folder of the outermost bridge of the card's own switch, or the card's where it has none.
 
     A bridge of the card's vendor is its own unless it is a root port, which hangs on the host bridge and on no device.
     """
-    real = os.path.realpath(folder)
     vendor = _vendor(real)
     for _ in range(_MOST_BRIDGES):
         parent = os.path.dirname(real)  # noqa: PTH120
@@ -122,8 +130,22 @@ def _link_folder(folder: str) -> str:
     return real
 
 
+def _is_made_up(real: str) -> bool:
+    """Of a card without a switch that is seen: it is Intel's, of which none has so slow a link, or AMD's for a display
+    and below a port that a virtual machine has, where the card's own switch is not.
+    """
+    if _vendor(real) == _INTEL:
+        return (_said(f"{real}/max_link_speed"), _said(f"{real}/max_link_width")) == _MADE_UP
+    port = os.path.dirname(real)  # noqa: PTH120
+    return _said(f"{real}/class").startswith(_DISPLAY) and _vendor(port) == _RED_HAT and _vendor(real) == _AMD
+
+
 def _vendor(folder: str) -> str:
+    return _said(f"{folder}/vendor")
+
+
+def _said(path: str) -> str:
     try:
-        return kernel_files.text(f"{folder}/vendor") or ""
+        return kernel_files.text(path) or ""
     except (DeviceFault, DeviceLost):
         return ""

@@ -215,11 +215,11 @@ READINGS: dict[str, Family] = {
     ),
     "pcie_errors": reading(
         "gpu_pcie_errors_total",
-        "Errors of the PCIe link since the driver was loaded: correctable, nonfatal or fatal.",
+        "Errors that the card's PCIe ports have found since the host found the card: correctable, nonfatal or fatal.",
         own=("severity",),
         nvidia="sysfs's aer_dev_correctable, aer_dev_nonfatal and aer_dev_fatal",
-        amd="sysfs's aer_dev_correctable, aer_dev_nonfatal and aer_dev_fatal",
-        intel="sysfs's aer_dev_correctable, aer_dev_nonfatal and aer_dev_fatal",
+        amd="sysfs's aer_dev_correctable, aer_dev_nonfatal and aer_dev_fatal, with those of the card's own switch",
+        intel="sysfs's aer_dev_correctable, aer_dev_nonfatal and aer_dev_fatal, with those of the card's own switch",
     ),
     "pcie_transmitted": reading(
         "gpu_pcie_transmit_bytes_total",

@@ -158,10 +158,11 @@ class AmdBackend:
         """What the card does first: the driver's and the bus's own memory say nothing of whether it answers."""
         failed = len(taking.faults)
         self._take(taking, reads.READS)
+        device = taking.device
+        taking.faults += kernel_files.power_faults(self._places.sysfs, device.pci_bus_id, device.key)
         if not taking.readings and len(taking.faults) > failed:
             return
         self._take(taking, reads.KEPT)
-        device = taking.device
         link = pcie.read(self._places.sysfs, device.pci_bus_id, device.key, self._places.wanted)
         taking.readings += link.readings
         taking.faults += link.faults

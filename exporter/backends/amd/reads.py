@@ -100,7 +100,11 @@ _MEMORY = ("memory_free", "memory_used", "memory_total")
 
 def _memory(asked: Asked) -> Iterable[Given] | None:
     """Free, used and total; amdgpu counts what is used, and what is free is the rest."""
-    total, used = number(f"{asked.folder}/mem_info_vram_total"), number(f"{asked.folder}/mem_info_vram_used")
+    total, used = number(f"{asked.folder}/mem_info_vram_total"), None
+    try:
+        used = number(f"{asked.folder}/mem_info_vram_used")
+    except DeviceFault as fault:
+        asked.failed.append(fault)
     return None if total is None and used is None else map(Given, _MEMORY, free_used_total(total, used))
 
 
@@ -120,6 +124,7 @@ def _sensor(metric: str, label: str) -> Read:
 _THRESHOLD = ("temperature_threshold",)
 _SENSORS = {"edge": "gpu", "junction": "junction", "mem": "memory"}
 _THRESHOLDS = {"crit": "slowdown", "emergency": "shutdown"}
+_CRITICAL = "critical"  # what the driver has no limit beside: before Vega 10 it is where the card is switched off
 
 
 def _threshold(label: str, what: str) -> Read:
@@ -128,7 +133,11 @@ def _threshold(label: str, what: str) -> Read:
     def kernel(asked: Asked) -> Iterable[Given] | None:
         sensor = asked.facts.sensors.by_label.get(label)
         value = None if sensor is None else number(sensor.beside(what))
-        return _given(*_THRESHOLD, value, units.millidegrees, (_SENSORS[label], _THRESHOLDS[what]))
+        if sensor is None or value is None:
+            return None
+        alone = what == "crit" and number(sensor.beside("emergency")) is None
+        named = _CRITICAL if alone else _THRESHOLDS[what]
+        return _given(*_THRESHOLD, value, units.millidegrees, (_SENSORS[label], named))
 
     return Read(_THRESHOLD, kernel)
 

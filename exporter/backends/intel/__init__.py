@@ -186,7 +186,8 @@ class IntelBackend:
             self._sources.begin(address)
         readings, faults = self._core(device, facts)
         taken = self._watched.take(device, facts.card.incarnation)
-        readings, faults = [*readings, *taken.readings()], [*faults, *taken.faults]
+        trouble = kernel_files.power_faults(self._places.sysfs, address, device.key)
+        readings, faults = [*readings, *taken.readings()], [*faults, *taken.faults, *trouble]
         if faults and pci.is_asleep(self._places.sysfs, address):  # since it was looked at
             raise DeviceAsleep(address)
         # What nobody wants is not missed.

@@ -25,8 +25,9 @@ PACKAGE, EXTRA, STEM, LOADER = "pyzes", "gpu-fleet-exporter[intel]", "ze_loader"
 _LOST = (0x70000001, 0x70000006)  # device lost, device requires reset
 _ASLEEP = 0x70000007
 _NO_PERMISSION = 0x70010000
-# Not available, unsupported version or feature; and no permission, for which a hint speaks.
-_NOT_OFFERED = (0x70010001, 0x70020000, 0x78000002, 0x78000003, _NO_PERMISSION)
+_NOT_NOW = 0x70010001  # not available: also of what another program has for itself
+# Dependency unavailable, unsupported version or feature; and no permission, for which a hint speaks.
+_NOT_OFFERED = (_NOT_NOW, 0x70020000, 0x78000002, 0x78000003, _NO_PERMISSION)
 
 # The sensor of the GPU itself, else the hottest of all.
 _TEMPERATURES = ((1, "gpu"), (0, "global"))
@@ -119,6 +120,7 @@ class Sysman:
         self._parts: dict[tuple[str, Kind], tuple[Part, ...]] = {}
         self._meters: dict[str, dict[tuple[int | None, int], Meter]] = {}
         self._silent: set[str] = set()
+        self._lane = threading.local()
         self._starting = Starting("sysman", self._load, cautious=places.cautious)
         self._begun = self._knows = False
 
@@ -232,7 +234,10 @@ class Sysman:
         return [part for part in found if part.tile == tile] or (found if tile is WHOLE else ())
 
     def all_parts(self, address: str, kind: Kind) -> Sequence[Part]:
-        """The card's and its tiles'. They are looked up in the card's own lane: one that hangs holds up no other."""
+        """The card's and its tiles'. They are looked up in the card's own lane: one that hangs holds up no other.
+
+        What is not to be had now is asked for again in the next cycle; else they stay as they are.
+        """
         if not self.serves:
             return ()
         if address not in self._handles:
@@ -240,10 +245,14 @@ class Sysman:
         if address not in self._handles:
             return ()
         if (address, kind) not in self._parts:
+            self._lane.not_now = False
             try:
-                self._parts[address, kind] = tuple(self._look_up(self._handles[address], kind))
+                found = tuple(self._look_up(self._handles[address], kind))
             except AttributeError:  # the loader is older than these calls
-                self._parts[address, kind] = ()
+                found = ()
+            if self._lane.not_now:  # what there is of them may not be all
+                return ()
+            self._parts[address, kind] = found
         return self._parts[address, kind]
 
     def _look_up(self, device: Any, kind: Kind) -> Iterator[Part]:
@@ -287,6 +296,8 @@ class Sysman:
             raise DeviceAsleep(what)
         if result and result not in _NOT_OFFERED:
             raise DeviceFault("driver-error", what)
+        if result == _NOT_NOW:
+            self._lane.not_now = True
         return result == 0
 
     # --- the start, in a thread of its own

@@ -24,17 +24,25 @@ _SOON_LOOKS, _AGAIN_AFTER_SECONDS = 3, 60.0
 
 
 class EnergyMeter:
-    """The power that a counter of energy shows, over the time between two readings."""
+    """A counter of energy, and the power that it shows over the time between two readings."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
+        self._fallen = False
 
-    def watts(self, microjoules: int, seconds: float) -> float | None:
-        """None at first, where the counter went back, and where it stands: no card that is awake draws nothing."""
-        before, self._last = self._last, (microjoules, seconds)
-        if before is None or microjoules <= before[0] or seconds <= before[1]:
-            return None
-        return units.microwatts((microjoules - before[0]) / (seconds - before[1]))
+    def given(self, microjoules: int, seconds: float) -> tuple[Given, Given]:
+        """The energy and the power. A counter that has gone back tells neither until the next reading says that it
+        stays there: some drivers' counters dive for one reading (intel/compute-runtime#938). No power is known at
+        first, and while the counter stands, as no card that is awake draws nothing.
+        """
+        before = self._last
+        self._fallen = before is not None and microjoules < before[0] and not self._fallen
+        if self._fallen:
+            return Given("energy", None), Given("power", None)
+        self._last, watts = (microjoules, seconds), None
+        if before is not None and microjoules > before[0] and seconds > before[1]:
+            watts = units.microwatts((microjoules - before[0]) / (seconds - before[1]))
+        return Given("energy", units.microjoules(microjoules)), Given("power", watts)
 
 
 class _Card:
@@ -99,8 +107,7 @@ class WatchedFiles:
         if value is None or value <= 0:
             return
         meter = card.meters.setdefault(taking.tile, EnergyMeter())
-        taking.given.append(Given("energy", units.microjoules(value)))
-        taking.given.append(Given("power", meter.watts(value, time.monotonic())))
+        taking.given += meter.given(value, time.monotonic())
 
 
 def _throttled(throttles: list[Throttle]) -> Iterator[Given]:

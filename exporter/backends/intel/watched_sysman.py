@@ -149,8 +149,7 @@ class WatchedSysman:
             counter = self._new("zes_power_energy_counter_t")
             if self._ask("zesPowerGetEnergyCounter", part.handle, ctypes.byref(counter)) and counter.energy:
                 meter = self._energies.setdefault(address, defaultdict(EnergyMeter))[tile]
-                yield Given("energy", units.microjoules(counter.energy))
-                yield Given("power", meter.watts(counter.energy, counter.timestamp / _MICROSECONDS))
+                yield from meter.given(counter.energy, counter.timestamp / _MICROSECONDS)
 
     def power_limit(self, address: str, tile: int | None) -> Iterator[Given]:
         """The sustained limit, where it is switched on."""
