@@ -162,8 +162,8 @@ def test_a_vendor_is_one_file_and_one_line() -> None:
     assert program == [
         ("file", "exporter/backends/acme.py"),
         ("line in", "exporter/vendors.py"),
-        ("line in", "exporter/catalog/readings.py"),  # words for the help
-        ("line in", "exporter/catalog/readings.py"),  # a metric is a row here,
+        ("line in", "exporter/catalog/condition.py"),  # words for the help
+        ("line in", "exporter/catalog/condition.py"),  # a metric is a row here,
         ("line in", "exporter/backends/acme.py"),  # and a line there
     ]
     entry = next(block for block in blocks() if block.path == "exporter/vendors.py")

@@ -25,6 +25,7 @@ _COUNTS = re.compile(r"^(ue|ce): ([0-9]{1,20})$", re.MULTILINE | re.ASCII)
 _ERRORS = {"ce": "corrected", "ue": "uncorrected"}
 _NOT_NOW = "Query currently inaccessible"  # while the card is reset
 _LINKS = "xgmi-wafl"
+_OF_NO_MEMORY = {_LINKS, "pcie-bif"}
 _PAGE = re.compile(r"0x[0-9a-f]{8,16} : 0x[0-9a-f]{8} : ([RPF])", re.ASCII)
 _RETIRED, _PENDING = "R", "P"  # of the third, F, is only said that it could not be taken out of use
 _MOST_PAGES = 256  # of text; the card's own list has room for a tenth of these lines
@@ -42,14 +43,16 @@ def enabled(asked: Asked) -> Iterable[Given] | None:
 
 
 def errors(asked: Asked) -> Iterable[Given] | None:
-    """Each block's, and their sum where all of them have told theirs."""
+    """Each block's, and those of the memories: their sum over all blocks that are no link, where all have told it."""
     blocks = {match[1].replace("_", "-"): match[0] for name in _names(asked) if (match := _BLOCK.fullmatch(name))}
     told = {block: _counts(asked, file) for block, file in blocks.items()}
     known = {block: counts for block, counts in told.items() if counts is not None}
     given = [Given("ras_errors", counts[kind], (block, kind)) for block, counts in known.items() for kind in counts]
     given += [Given("link_errors", value, ("", kind)) for kind, value in known.get(_LINKS, {}).items()]
-    if told and len(known) == len(told):
-        given += [Given("ecc_errors", sum(each[kind] for each in known.values()), (kind,)) for kind in _ERRORS.values()]
+    memories = [counts for block, counts in told.items() if block not in _OF_NO_MEMORY]
+    if memories and None not in memories:
+        sums = {kind: sum(each[kind] for each in memories if each) for kind in _ERRORS.values()}
+        given += [Given("ecc_errors", total, (kind,)) for kind, total in sums.items()]
     return given
 
 
