@@ -23,7 +23,7 @@ from tests.harness import Start
 Own = tuple[str, tuple[str, ...]]
 Values = Mapping[Own, float]
 
-A = AmdCard(pci="0000:03:00.0", minor=1, number=2, throttled=1 << 36 | 1, ras=True, kfd_nodes=(KfdNode(node=2),))
+A = AmdCard(pci="0000:03:00.0", minor=1, number=2, throttled=1 << 35 | 1, ras=True, kfd_nodes=(KfdNode(node=2),))
 B = AmdCard(pci="0000:83:00.0", minor=0, number=5, throttled=1 << 17, ras=True, kfd_nodes=(KfdNode(node=1),))
 DPX = AmdCard(
     pci="0000:c1:00.0",
@@ -399,6 +399,29 @@ def test_newer_drivers_tell_deferred_errors_too(fake: FakeSys) -> None:
     fake.set(A.pci, "ras/umc_err_count", "ue: 1\nce: 2\nde: 3\n")
     found = of(Host(fake).read(), A.pci, "ras_errors")
     assert (found["umc", "uncorrected"], found["umc", "corrected"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("device_id", "status", "expected"),
+    [
+        ("0x744c", 1 << 36, None),  # Navi 31
+        ("0x7480", 1 << 36 | 1, None),
+        ("0x7551", 1 << 36, None),  # Navi 48
+        ("0x744c", 1 << 36 | 1 << 34, 1),
+        ("0x744c", 1, 0),
+        ("0x73bf", 1 << 36, 1),  # Navi 21
+        ("0x740f", 1 << 36, 1),  # MI210
+        ("0x74a1", 1 << 36, 1),
+    ],
+)
+def test_a_bit_that_is_always_set_is_no_heat(
+    fake: FakeSys, device_id: str, status: int, expected: float | None
+) -> None:
+    """RDNA 3 and 4 say at any temperature that the hottest spot holds their clocks down."""
+    fake.write([replace(A, device_id=device_id, throttled=status)])
+    found = of(Host(fake).read(), A.pci, "throttled")
+    assert found.get(("thermal",)) == expected
+    assert found["power-cap",] == status & 1
 
 
 # --- faults

@@ -120,7 +120,8 @@ CONDITION: dict[str, Family] = {
         own=("reason",),
         nvidia="nvmlDeviceGetCurrentClocksEventReasons",
         amd="the status in amdgpu's gpu_metrics table, of versions 1.3 (cards up to MI200, and Radeon) and 2.2 to 2.4 "
-        "(APUs); other versions have none, or ticks without a unit",
+        "(APUs); other versions have none, or ticks without a unit; of RDNA 3 and 4 nothing of thermal while it is the "
+        "hottest spot's alone, which they tell at any temperature",
         intel="i915's throttle_reason_*, xe's throttle/reason_*, of any GT of the card or tile",
     ),
     "throttled_seconds": reading(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from exporter.backends.amd.given import Asked, Given
-from exporter.backends.kernel_files import data
+from exporter.backends.kernel_files import data, number
 from exporter.errors import DeviceFault
 
 METRICS = ("throttled",)
@@ -46,10 +46,14 @@ REASONS = {
     "reliability": _bits(57),
 }
 _OTHER = _UNKNOWN & ~sum(REASONS.values())
+_HOTTEST_SPOT = 1 << 36
+# PCI device ids of RDNA 3 and RDNA 4: their firmware sets that bit nearly always, also in a cool card that idles
+# (ROCm/rocm-systems#11781, Umio-Yasuno/libdrm-amdgpu-sys-rs#7).
+_ALWAYS_SET = (range(0x7440, 0x74A0), range(0x7550, 0x75A0))
 
 
 def read(asked: Asked) -> Iterable[Given] | None:
-    """A series for each reason, None where the table does not tell."""
+    """A series for each reason that the table tells of; None where it tells of none."""
     path = f"{asked.folder}/gpu_metrics"
     table = data(path)
     if table is None:
@@ -64,7 +68,15 @@ def read(asked: Asked) -> Iterable[Given] | None:
     if status == _UNKNOWN:
         return None
     reasons = {**REASONS, "other": _OTHER}
+    if status & REASONS["thermal"] == _HOTTEST_SPOT and _sets_it_always(asked.folder):
+        del reasons["thermal"]
     return [Given("throttled", float(bool(status & bits)), (reason,)) for reason, bits in reasons.items()]
+
+
+def _sets_it_always(folder: str) -> bool:
+    """The card's firmware; what cannot be told apart from it is taken for one that does."""
+    device = number(f"{folder}/device", 16)
+    return device is None or any(device in ids for ids in _ALWAYS_SET)
 
 
 def _is_silent(table: bytes, revision: list[int]) -> bool:
