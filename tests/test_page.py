@@ -26,7 +26,7 @@ from exporter.web.page import EVIDENCE_MEANINGS, Surroundings, page
 from exporter.web.people import POLICY
 from exporter.web.report import report
 from tests.browser import Browser, Tab, axe_core
-from tests.fakes.nvml import FakeNvml, Gpu, Mig, build_or_skip, equal_cards
+from tests.fakes.nvml import FakeNvml, Gpu, Mig, build_or_skip, equal_cards, watched_cards
 from tests.fakes.sysfs import AmdCard, FakeSys, KfdNode
 from tests.harness import Daemon, Scrape, Start
 from tests.test_api import hostile
@@ -44,6 +44,7 @@ fleets:
   - {name: rerank, runtime: cuda, env: {CUDA_VISIBLE_DEVICES: "0"}}
   - {name: nothing, runtime: cuda, env: {CUDA_VISIBLE_DEVICES: ""}}
 """
+POWER_LIMIT = 190  # the field of NVML's
 READINGS = {
     "utilization": ("gpu_utilization_percent", None),
     "memory": ("gpu_memory_used_bytes", "gpu_memory_total_bytes"),
@@ -77,8 +78,10 @@ class Host:
 
     def __init__(self, directory: Path) -> None:
         self.nvml = FakeNvml(directory, build_or_skip(directory / "lib"))
-        *others, last = equal_cards(4)
-        self.cards = (*others, dataclasses.replace(last, name=HOSTILE))
+        first, *others, last = watched_cards(4)
+        unlimited = tuple(field for field in first.fields if not field.startswith(f"{POWER_LIMIT} "))
+        first = dataclasses.replace(first, fields=unlimited)
+        self.cards = (first, *others, dataclasses.replace(last, name=HOSTILE))
         tree = FakeSys(directory)
         tree.write([AmdCard(pci=SLEEPER, runtime_status="suspended", kfd_nodes=(KfdNode(node=1),))])
         self.nvml.write(self.cards)
@@ -119,6 +122,17 @@ def bars_of(scrape: Scrape) -> dict[tuple[str, str], dict[str, list[Any]]]:
     return bars
 
 
+def power_of(scrape: Scrape, fleet: str, index: str) -> str:
+    """As the page has to tell it."""
+    found = {
+        name: sample.value
+        for name in ("gpu_power_watts", "gpu_power_limit_watts")
+        for sample in scrape.of(name)
+        if (sample.labels["fleet"], sample.labels["fleet_index"]) == (fleet, index)
+    }
+    return " of ".join(f"{value:.0f}" for value in found.values()) + " W"
+
+
 def rows(tab: Tab) -> dict[tuple[str, str], dict[str, Any]]:
     found: list[dict[str, Any]] = tab.evaluate(ROWS)
     return {(row["fleet"], row["index"]): row for row in found}
@@ -140,6 +154,7 @@ def test_bars_are_the_scraped_values(browser: Browser, host: Host, scripts: bool
             row = shown[sample.labels["fleet"], sample.labels["fleet_index"]]
             assert f"GPU {sample.labels['physical_index']}" in row["text"]
             assert sample.labels["pci_bus_id"] in row["text"]
+            assert power_of(scrape, sample.labels["fleet"], sample.labels["fleet_index"]) in row["text"]
         assert tab.complaints() == []
 
 

@@ -27,7 +27,7 @@ _NAMES = {metric: family.name for metric, family in READINGS.items()}
 
 def table(caption: str, first: str, rows: Iterable[Element]) -> Element:
     """A table of devices; its first column's head is ``first``."""
-    heads = (first, "Card", "Utilization", "Memory", "Temperature")
+    heads = (first, "Card", "Utilization", "Memory", "Temperature, power")
     return el(
         "table",
         el("caption", caption, class_="unseen"),
@@ -108,7 +108,7 @@ def _readings(given: Mapping[str, float], state: str) -> Iterator[Element]:
     yield _cell("utilization", *_bar(known.get("utilization"), 100, "%"))
     memory = list(_memory(known))
     yield _cell("memory", *([el("div", *memory)] if memory else ()))
-    yield _cell("temperature", *_bar(known.get("temperature"), _HOTTEST_CELSIUS, "°C"))
+    yield _cell("temperature", *_bar(known.get("temperature"), _HOTTEST_CELSIUS, "°C"), *_power(known))
 
 
 def _cell(kind: str, *inside: Node) -> Element:
@@ -124,6 +124,13 @@ def _bar(value: float | None, most: float, unit: str) -> Iterator[Node]:
 def _meter(value: float, most: float) -> Element:
     # The number stands beside it, for whoever does not see it.
     return el("meter", min="0", max=f"{most:.17g}", value=f"{value:.17g}", aria_hidden="true")
+
+
+def _power(known: Mapping[str, float]) -> Iterator[Node]:
+    """What is drawn, of what may be drawn where that is known."""
+    power, limit = known.get("power"), known.get("power_limit")
+    if power is not None:
+        yield el("small", f"{power:.0f} W" if limit is None else f"{power:.0f} of {limit:.0f} W")
 
 
 def _memory(known: Mapping[str, float]) -> Iterator[Node]:
