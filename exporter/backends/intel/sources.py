@@ -18,7 +18,7 @@ from exporter.backends.intel.clients import Scan
 from exporter.backends.intel.gpu_top import GpuTop
 from exporter.backends.intel.sysman import WHOLE, Sysman
 from exporter.backends.kernel_files import number
-from exporter.errors import DeviceFault, DeviceLost
+from exporter.errors import DeviceFault
 from exporter.model import Device, Hint
 
 Values = Sequence[float | None]
@@ -165,10 +165,7 @@ class Sources:
         """By the kernel's file where there is one for the card, else by Sysman."""
         if not path or device.parent is not None:
             return (self.sysman.temperature(device.pci_bus_id, _tile(device)),)
-        try:
-            value = number(path)
-        except DeviceLost as lost:  # also what xe's firmware says of a sensor that it does not know; others will tell
-            raise DeviceFault("device-lost", lost.detail) from lost
+        value = number(path)
         return (None if value is None else units.millidegrees(value),)
 
     def hints(self, device: Device, given: set[str]) -> Iterator[Hint]:
