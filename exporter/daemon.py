@@ -107,7 +107,7 @@ class Host:
 
     def _configure(self, settings: Settings, watched: fleets.Fleets) -> tuple[Source, ...]:
         vendors = _vendors(settings)
-        wanted = selection(settings.metrics.include, settings.metrics.exclude).readings
+        wanted = selection(settings.metrics.include, settings.metrics.exclude).asked
         sources = {vendor: self._source(vendor, settings.libraries.get(vendor), wanted) for vendor in vendors}
         for source in sources.values():
             source.named = settings.names(source.vendor)

@@ -1,7 +1,8 @@
 """What each fleet's own processes hold and do on each of its devices, so that fleets on one card are told apart. Pure.
 
 A value is there only where it is all of it: a device of which not all users were told, a process that may be the
-fleet's or not, and one whose share is not told leave none. That nobody uses a device is a value as any other.
+fleet's or not, and one whose share is not told leave none. That nobody uses a device is a value as any other, but for
+the share of it, of which nobody says then whether it would be told.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def _told(
     of_device = users.get(_of_users(binding.device, inventory))
     if of_device is None or any(user.pid in live.unclear for user in of_device):
         return {}
-    return _sums([user for user in of_device if live.own is not None and user.pid in live.own])
+    own = [user for user in of_device if live.own is not None and user.pid in live.own]
+    if not own and any(user.utilization is not None for user in of_device):
+        return {**_sums(own), "utilization": 0.0}
+    return _sums(own)
 
 
 def _of_users(device: Device, inventory: Inventory) -> DeviceKey:

@@ -168,8 +168,9 @@ def test_a_selection_is_what_is_included_and_not_excluded(include: list[str], ex
 
 def test_by_default_all_but_the_costly_are_read() -> None:
     """As the worker does that is told nothing."""
-    assert catalog.selection() == (catalog.DEFAULT, frozenset(catalog.USAGE))
-    assert catalog.selection(("*", "**"), ()).readings == catalog.DEFAULT
+    assert catalog.selection().asked == catalog.DEFAULT
+    assert catalog.selection().usage == frozenset(catalog.USAGE)
+    assert catalog.selection(("*", "**"), ()).asked == catalog.DEFAULT
 
 
 # --- the prefix

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.catalog import DEFAULT, SHARES, selection
 from exporter.model import VendorSample
 from exporter.wire import HEADER, Answer, Ask, decode_answer, frame
 from tests.backend_host import state, values
@@ -33,11 +34,11 @@ DIVIDED = dataclasses.replace(equal_cards(1)[0], mig=1, util=None, instances=PAR
 class AskedWorker:
     """The worker as a process of its own, which is asked over a socket as its parent asks."""
 
-    def __init__(self, fake: FakeNvml) -> None:
+    def __init__(self, fake: FakeNvml, *flags: str) -> None:
         self._ours, theirs = socket.socketpair()
         self._ours.settimeout(20)
         with theirs:
-            command = [sys.executable, "-m", "exporter.worker", "nvidia"]
+            command = [sys.executable, "-m", "exporter.worker", "nvidia", *flags]
             self.process = subprocess.Popen(command, env=clean_environment(fake.environment()), stdin=theirs.fileno())
         self._cycle = 0
 
@@ -68,15 +69,15 @@ class AskedWorker:
         return data
 
 
-Work = Callable[[FakeNvml], AskedWorker]
+Work = Callable[..., AskedWorker]
 
 
 @pytest.fixture
 def work() -> Iterator[Work]:
     with contextlib.ExitStack() as stack:
 
-        def start(fake: FakeNvml) -> AskedWorker:
-            worker = AskedWorker(fake)
+        def start(fake: FakeNvml, *flags: str) -> AskedWorker:
+            worker = AskedWorker(fake, *flags)
             stack.callback(worker.end)
             return worker
 
@@ -252,6 +253,33 @@ def test_a_process_has_its_memory_and_its_share(nvml: FakeNvml, work: Work) -> N
         (FIRST, 4713): (None, 0.0),
         (SECOND, 4711): (3000, 0.75),
     }
+
+
+def test_who_does_nothing_has_a_share_of_nothing(nvml: FakeNvml, work: Work) -> None:
+    """The driver has samples of the busy alone, and says "not found" where there is none; a driver that cannot tell
+    says so too, from the start.
+    """
+    idle = ["process 0 4711 memory=1000", "process 1 4712 memory=2000"]
+    nvml.write(equal_cards(2), lines=["process 0 4711 memory=1000 sm=25", idle[1]])
+    worker = work(nvml)
+    worker.read()
+    assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.25), (SECOND, 4712): (2000, None)}
+    nvml.write(equal_cards(2), lines=idle)
+    assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.0), (SECOND, 4712): (2000, None)}
+    nvml.write(equal_cards(2), lines=[idle[0], "process 1 4712 memory=2000 sm=75"])
+    assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.0), (SECOND, 4712): (2000, 0.75)}
+
+
+def test_what_processes_do_is_not_asked_where_nobody_wants_it(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
+    """Who they are is, as evidence."""
+    log = tmp_path / "calls"
+    nvml.write(equal_cards(1), lines=["process 0 4711 memory=1000 sm=25", f"log {log}"])
+    asked = selection(exclude=["gpu_fleet_utilization_ratio"]).asked
+    worker = work(nvml, f"--metrics={','.join(sorted(asked))}")
+    worker.read()
+    assert uses(worker.read()) == {(FIRST, 4711): (1000, None)}
+    assert DOING not in log.read_text(encoding="utf-8")
+    assert selection().asked == DEFAULT == asked | {SHARES}
 
 
 def test_memory_is_of_the_list_that_tells_it(nvml: FakeNvml, work: Work) -> None:

@@ -135,9 +135,14 @@ def test_a_process_of_two_fleets_is_in_both() -> None:
 
 
 def test_a_card_that_no_process_of_the_fleet_uses() -> None:
-    """It holds nothing there, which is a fact once all users of the card were told; its share is nobody's to tell."""
-    outcome = used(up(FOUR), [on("b", 99, GIB, 0.5)])
-    assert usage(outcome, fleet("chat", "1,2")) == {key: {"memory": 0, "processes": 0} for key in ("chat 0", "chat 1")}
+    """It holds nothing there, which is a fact once all users of the card were told; its share is nothing where others'
+    are told, and unknown where nobody's is.
+    """
+    outcome = used(up(FOUR), [on("b", 99, GIB, 0.5), on("c", 98, GIB)])
+    assert usage(outcome, fleet("chat", "1,2")) == {
+        "chat 0": {"memory": 0, "processes": 0, "utilization": 0},
+        "chat 1": {"memory": 0, "processes": 0},
+    }
 
 
 @pytest.mark.parametrize("users", [[], [on("b", 7, GIB, 0.5)]])

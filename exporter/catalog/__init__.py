@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from exporter.catalog.family import ATTRIBUTED_LABELS, DEVICE_LABELS, Family
 from exporter.catalog.readings import READINGS
-from exporter.catalog.selection import NAMES, Selection, matches, meant, selection
+from exporter.catalog.selection import NAMES, SHARES, Selection, matches, meant, selection
 from exporter.catalog.usage import USAGE
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "FAMILIES",
     "NAMES",
     "READINGS",
+    "SHARES",
     "USAGE",
     "Family",
     "Selection",
@@ -30,8 +31,8 @@ __all__ = [
 ADDS_UP = tuple(metric for metric, family in READINGS.items() if family.adds_up)
 """Readings of which several parts of a card have the sum."""
 
-DEFAULT = frozenset(metric for metric, family in READINGS.items() if not family.costly)
-"""Readings that are taken unless the settings say otherwise."""
+DEFAULT = frozenset((*(metric for metric, family in READINGS.items() if not family.costly), SHARES))
+"""What is asked for unless the settings say otherwise."""
 
 GPU_INFO = Family(
     "gpu_info",

@@ -15,11 +15,20 @@ NAMES = tuple(family.name for family in (*READINGS.values(), *USAGE.values()))
 """What a glob can choose from: mapping, health and the exporter itself are always there."""
 
 
+SHARES = "process_utilization"
+"""Stands beside keys of :data:`READINGS` for what each process does, which is asked for a fleet's utilization alone."""
+
+
 class Selection(NamedTuple):
     """Keys of :data:`READINGS` that are read, and of :data:`USAGE` that are shown."""
 
     readings: frozenset[str]
     usage: frozenset[str]
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """What a backend is to ask its vendor's driver for."""
+        return self.readings | ({SHARES} if "utilization" in self.usage else set())
 
 
 def matches(pattern: str, names: Iterable[str] = NAMES) -> list[str]:

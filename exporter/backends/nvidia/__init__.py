@@ -75,7 +75,7 @@ class NvidiaBackend:
             raise BackendAbsent("library-missing", f"the package nvidia-ml-py cannot be imported: {error}") from error
         self._nvml = pynvml
         self._sampling = Sampling(pynvml, self._sysfs, self._wanted)
-        self._processes = Processes(pynvml)
+        self._processes = Processes(pynvml, self._wanted)
         self._preload()
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)

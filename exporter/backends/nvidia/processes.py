@@ -9,15 +9,16 @@ from typing import Any
 
 from exporter import units
 from exporter.backends.base import Use
-from exporter.backends.nvidia.codes import NO_PERMISSION, NONE_HERE, raise_if_lost
+from exporter.backends.nvidia.codes import NO_PERMISSION, NONE_HERE, NOT_FOUND, raise_if_lost
+from exporter.catalog import SHARES
 from exporter.model import DeviceKey, Does
 
 
 class Processes:
     """Keeps when each board was last asked what its processes did."""
 
-    def __init__(self, nvml: ModuleType) -> None:
-        self._nvml = nvml
+    def __init__(self, nvml: ModuleType, wanted: frozenset[str]) -> None:
+        self._nvml, self._shared = nvml, SHARES in wanted
         self._since: dict[DeviceKey, int] = {}
 
     def on(self, key: DeviceKey, handle: Any, *, part: bool) -> list[Use]:
@@ -38,7 +39,7 @@ class Processes:
                 memory, is_known = process.usedGpuMemory, held.get(process.pid)
                 if process.pid and (is_known is None or is_known[0] is None):
                     held[process.pid] = (memory, does if is_known is None else is_known[1])
-        shares = {} if part else self._shares(key, handle)
+        shares = self._shares(key, handle) if self._shared and not part else None
         return [
             Use(pid, None if memory is None else units.byte_count(memory), _share(shares, pid), does)
             for pid, (memory, does) in sorted(held.items())
@@ -54,19 +55,24 @@ class Processes:
             return ()
         return found
 
-    def _shares(self, key: DeviceKey, handle: Any) -> dict[int, float | None]:
+    def _shares(self, key: DeviceKey, handle: Any) -> dict[int, float | None] | None:
         """Each process's share of the time since the cycle before, as the mean of the driver's samples of that time,
-        None where they tell no share. There is none at all at first, and where the driver has no samples.
+        None where they tell no share. It has samples of who did something, and "not found" is what it says of nobody.
+        None at first, and where the driver has never had a sample, as one that cannot tell has none either.
         """
         since = self._since.get(key)
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, since or 0)
         except self._nvml.NVMLError as error:
             raise_if_lost(error, key.identity)
-            return {}
+            if error.value == NOT_FOUND:
+                self._since.setdefault(key, 0)
+            return {} if since and error.value == NOT_FOUND else None
         times = [sample.timeStamp for sample in samples]
         self._since[key] = max([since or 0, *times])
-        fresh = [sample for sample in samples if since is not None and sample.timeStamp > since]
+        if since is None:
+            return None
+        fresh = [sample for sample in samples if sample.timeStamp > since]
         found: dict[int, list[float | None]] = defaultdict(list)
         for sample in fresh:
             found[sample.pid].append(units.ratio_of_percent(sample.smUtil))
@@ -78,6 +84,6 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _share(shares: Mapping[int, float | None], pid: int) -> float | None:
-    """A process without a sample has done nothing, where others have some."""
-    return None if not shares else shares.get(pid, 0.0)
+def _share(shares: Mapping[int, float | None] | None, pid: int) -> float | None:
+    """A process without a sample has done nothing, where samples are told."""
+    return None if shares is None else shares.get(pid, 0.0)
