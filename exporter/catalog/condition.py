@@ -29,7 +29,8 @@ CONDITION: dict[str, Family] = {
         "Temperature at which something is done: slowdown (clocks are lowered), shutdown (the card is switched off), "
         "maximum (the highest that is meant for work), by the sensor that it holds for.",
         own=("sensor", "threshold"),
-        nvidia="nvmlDeviceGetTemperatureThreshold",
+        nvidia="nvmlDeviceGetTemperatureThreshold; since Ada a driver may tell margins (T.Limit) in its place, which "
+        "are no temperatures",
         amd="hwmon's crit (slowdown; critical before Vega 10 and of APUs) and emergency (shutdown) of the sensors edge "
         "(gpu), junction and mem (memory)",
         intel="newer xe's emergency (shutdown), max, and crit (critical: what is done there it does not say) in hwmon",
