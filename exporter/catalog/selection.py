@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -38,6 +37,8 @@ def matches(pattern: str, names: Iterable[str] = NAMES) -> list[str]:
 
 def meant(pattern: str) -> str:
     """What a pattern that no family matches was probably to be; empty where nothing is near."""
+    import difflib  # of a setting that is wrong; no worker needs it
+
     close = difflib.get_close_matches(pattern, list(_candidates(pattern)), n=1)
     return close[0] if close else ""
 

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.units import pci_bus_id
-from tests.fakes.nvml import GIB, FakeNvml, Gpu, Mig, build, equal_cards
+from tests.fakes.nvml import GIB, FakeNvml, Gpu, Mig, build, equal_cards, watched_cards
 
+LINK = {
+    "current_link_speed": "16.0 GT/s PCIe",
+    "max_link_speed": "32.0 GT/s PCIe",
+    "current_link_width": "16",
+    "max_link_width": "16",
+    "aer_dev_correctable": "RxErr 3\nTOTAL_ERR_COR 3",
+    "aer_dev_nonfatal": "Undefined 0\nTOTAL_ERR_NONFATAL 0",
+    "aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0",
+}
 BUS_DEVICES = 300  # PCI functions of a pretend host, its cards among them
 
 
 class Scene(NamedTuple):
-    """A host of cards, each with so many MIG instances, and fleets that see all of them."""
+    """A host of cards, each with so many MIG instances, and fleets that see all; ``watched`` cards tell all that
+    is read by default, the others the few that a card of old tells.
+    """
 
     cards: int
     instances: int = 0
     fleets: int = 1
+    watched: bool = False
 
     @property
     def name(self) -> str:
         """What the tables call it."""
-        cards = f"{self.cards} x {self.instances} MIG" if self.instances else _several(self.cards, "card")
+        cards = (
+            f"{self.cards} x {self.instances} MIG"
+            if self.instances
+            else _several(self.cards, "full card" if self.watched else "card")
+        )
         return f"{cards}, {_several(self.fleets, 'fleet')}"
 
     def fleet_settings(self) -> list[dict[str, object]]:
@@ -45,9 +61,10 @@ class Cards:
         self.scene, self._folder = scene, folder
         self.fake = FakeNvml(build(folder / "nvml"))
         self.sysfs = folder / "sys"
-        self._still = [_in_mig_mode(card, scene.instances) for card in equal_cards(scene.cards)]
+        made = watched_cards if scene.watched else equal_cards
+        self._still = [_in_mig_mode(card, scene.instances) for card in made(scene.cards)]
         self._moves = 0
-        _write_bus(self.sysfs, self._still)
+        _write_bus(self.sysfs, self._still, LINK if scene.watched else {})
         self.move()
 
     def move(self, lines: Sequence[str] = ()) -> None:
@@ -98,15 +115,18 @@ def _moved(card: Gpu, moves: int) -> Gpu:
     return replace(card, util=util, temp=30 + moves % 50, free=free, used=used, instances=parts)
 
 
-def _write_bus(sysfs: Path, gpus: Sequence[Gpu]) -> None:
-    """A sysfs with the PCI bus of a host that has these cards, awake and bound to their driver."""
+def _write_bus(sysfs: Path, gpus: Sequence[Gpu], more: Mapping[str, str]) -> None:
+    """A sysfs with the PCI bus of a host that has these cards, awake and bound to their driver; ``more`` are files of
+    each card.
+    """
     devices, driver = sysfs / "bus/pci/devices", sysfs / "bus/pci/drivers/nvidia"
     cards = [pci_bus_id(gpu.pci or "") or "" for gpu in gpus]
     others = [f"0100:{index // 32:02x}:{index % 32:02x}.0" for index in range(BUS_DEVICES - len(cards))]
     rows = [(card, "0x10de", "0x030200") for card in cards] + [(other, "0x8086", "0x088000") for other in others]
     for address, vendor, kind in rows:
         (devices / address / "power").mkdir(parents=True)
-        for name, value in {"vendor": vendor, "class": kind, "power/runtime_status": "active"}.items():
+        files = {"vendor": vendor, "class": kind, "power/runtime_status": "active"}
+        for name, value in ({**files, **more} if address in cards else files).items():
             (devices / address / name).write_text(f"{value}\n", encoding="ascii")
     driver.mkdir(parents=True)
     for card in cards:

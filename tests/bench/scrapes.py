@@ -28,14 +28,14 @@ from tests.bench.servers import (
 from tests.bench.tables import Row, Table, fitted, quantile
 from tests.harness import free_port
 
-EIGHT = Scene(8)
+EIGHT, FULL = Scene(8), Scene(8, watched=True)
 MIG = Scene(16, instances=7, fleets=3)
-SCENES = (Scene(1), EIGHT, Scene(16), Scene(8, fleets=3), Scene(8, fleets=50), MIG)
+SCENES = (Scene(1), EIGHT, FULL, Scene(16), Scene(8, fleets=3), Scene(8, fleets=50), MIG)
 GROWTH = tuple(Scene(8, fleets=fleets) for fleets in (1, 10, 20, 35, 50))
 
-MOST_RATIO, MOST_MIG_RATIO, MOST_REUSED_RATIO, MOST_HUNG_RATIO = 1.3, 0.6, 0.3, 1.2
+MOST_RATIO, MOST_FULL_RATIO, MOST_MIG_RATIO, MOST_REUSED_RATIO, MOST_HUNG_RATIO = 1.3, 2.0, 0.6, 0.3, 1.2
 MOST_SHARE_OF_NVITOP = 0.5
-MOST_PARENT_MIB, MOST_WORKER_MIB, MOST_START_SECONDS = 40.0, 22.0, 1.0
+MOST_PARENT_MIB, MOST_WORKER_MIB, MOST_START_SECONDS = 40.0, 24.0, 1.0
 MOST_FROM_LINE = 0.15
 
 BLOCK = 25  # scrapes of one page, before it is the next one's turn
@@ -75,7 +75,7 @@ def page_tables(folder: Path, scrapes: int) -> Iterator[Table]:
         f"{scrapes} scrapes of each page in plain text, in turns, by a client that keeps its connection open where "
         f"the server lets it, as Prometheus does. Ours reads the cards anew for every scrape. The bare page has the "
         f"same series as constants. Targets: both ratios to the bare page of the run at most {MOST_RATIO} from "
-        f"{EIGHT.cards} cards on; with MIG, p50 at most {MOST_MIG_RATIO} times.",
+        f"{EIGHT.cards} cards on, {MOST_FULL_RATIO} of full ones; with MIG, p50 at most {MOST_MIG_RATIO} times.",
         ("host", "page", "samples", "p50 ms", "p99 ms", "CPU ms", "CPU us a sample", "p50 ratio", "CPU ratio"),
         [row for scraped in found for row in scraped.costs],
     )
@@ -117,7 +117,8 @@ def _cost_row(scene: Scene, page: Page, p50: float, cpu: float) -> Row:
         f"{1000 * cost.cpu() / samples:.1f}",
         *(f"{ratio:.2f}" for ratio in ratios),
     )
-    holds = ratios[0] <= MOST_MIG_RATIO if scene.instances else max(ratios) <= MOST_RATIO
+    most = MOST_FULL_RATIO if scene.watched else MOST_RATIO
+    holds = ratios[0] <= MOST_MIG_RATIO if scene.instances else max(ratios) <= most
     judged = page.name == ANEW and scene.cards >= EIGHT.cards
     return Row((scene.name, page.name, str(samples), *cells), holds if judged else None)
 
