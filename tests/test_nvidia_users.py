@@ -296,6 +296,14 @@ def test_a_share_that_is_none_is_absent(nvml: FakeNvml, work: Work) -> None:
     assert uses(worker.read()) == {(FIRST, 4711): (None, None), (FIRST, 4712): (None, 0.4)}
 
 
+def test_garbage_alone_says_nothing_of_anybody(nvml: FakeNvml, work: Work) -> None:
+    """That others did nothing would be said by samples of somebody."""
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=37100", "process 0 4712"])
+    worker = work(nvml)
+    worker.read()
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None), (FIRST, 4712): (None, None)}
+
+
 def test_a_mig_device_tells_no_shares(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
     """They would be of the whole board."""
     log = tmp_path / "calls"

@@ -146,6 +146,9 @@ def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked]) -> Iterator[Give
     given = set()
     for each in asked:
         answer = answers[each.field.number, each.link or 0]
+        if answer.nvmlReturn not in (0, *_NONE):
+            # It failed now, and a stand-in counts from elsewhere: a counter would go up and down with it.
+            given.add((each.field.metric, each.labels))
         if answer.nvmlReturn or (each.field.metric, each.labels) in given:
             continue
         value = each.field.convert(_number(answer))

@@ -6,7 +6,7 @@ also when it is gone: a call that hangs may still write there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +46,12 @@ class Monitoring:
     def metrics(self, device: Device) -> tuple[str, ...]:
         """What is wanted of the device."""
         return tuple(each for each in (ON_PARTS if device.parent else ON_BOARDS) if each in self._wanted)
+
+    def forget(self, keys: Collection[DeviceKey]) -> None:
+        """These have been away: their last samples are of before. The buffers stay, as a late call may write there."""
+        for key in keys:
+            if key in self._samples:
+                self._samples[key].filled = False
 
     def read(self, device: Device, board: Any) -> Iterable[Given] | None:
         """What is so since the cycle before; None where this is the first. Raises ``NVMLError``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
@@ -12,6 +13,9 @@ from exporter.backends.base import Use
 from exporter.backends.nvidia.codes import NO_PERMISSION, NONE_HERE, NOT_FOUND, raise_if_lost
 from exporter.catalog import SHARES
 from exporter.model import DeviceKey, Does
+
+_AHEAD_MICROSECONDS = 1_000_000  # a sample may be of a moment after the clock was read
+_WHOLE = 100
 
 
 class Processes:
@@ -59,8 +63,14 @@ class Processes:
         """Each process's share of the time since the cycle before, as the mean of the driver's samples of that time,
         None where they tell no share. It has samples of who did something, and "not found" is what it says of nobody.
         None at first, and where the driver has never had a sample, as one that cannot tell has none either.
+
+        The samples' times are the wall clock's, which may be set back: then all begins anew. Drivers were seen to give
+        rows of garbage (Syllo/nvtop#110), whose times count for nothing.
         """
-        since = self._since.get(key)
+        now, since = time.time_ns() // 1000, self._since.get(key)
+        if since is not None and since > now + _AHEAD_MICROSECONDS:
+            del self._since[key]
+            since = None
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, since or 0)
         except self._nvml.NVMLError as error:
@@ -68,6 +78,10 @@ class Processes:
             if error.value == NOT_FOUND:
                 self._since.setdefault(key, 0)
             return {} if since and error.value == NOT_FOUND else None
+        given = bool(samples)
+        samples = [sample for sample in samples if sample.timeStamp <= now + _AHEAD_MICROSECONDS]
+        if given and not any(sample.smUtil <= _WHOLE for sample in samples):
+            return None
         times = [sample.timeStamp for sample in samples]
         self._since[key] = max([since or 0, *times])
         if since is None:

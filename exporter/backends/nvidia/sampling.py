@@ -82,6 +82,7 @@ class Sampling:
         """All but these boards, by UUID, have left: what is constant of a card may be another when it comes back."""
         known = dict(self._kept)  # copied: late lanes may add to it
         self._kept = {key: kept for key, kept in known.items() if kept.board_uuid in boards}
+        self._monitoring.forget(known.keys() - self._kept.keys())
 
     def sample(self, device: Device, handle: Any, board_handle: Any) -> Sampled:
         """Raises ``DeviceLost`` and ``BackendAbsent``."""
