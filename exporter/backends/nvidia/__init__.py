@@ -175,7 +175,9 @@ class NvidiaBackend:
         key, facts = DeviceKey(VENDOR, uuid), self._facts.get(uuid)
         address = facts.pci_bus_id if facts is not None and self._stays(facts) else self._address(handle)
         note(Device(key=key, physical_index=index, pci_bus_id=address, uuid=uuid))
-        if facts is None or facts.pci_bus_id != address:
+        # One that was away between two looks may have another minor number, whatever its address is.
+        came_back = facts is not None and dict(facts.bus).get(address) != dict(self._bus).get(address)
+        if facts is None or facts.pci_bus_id != address or came_back:
             facts = self._facts[uuid] = self._look_up(handle, address)
         elif facts.bus != self._bus:
             self._facts[uuid] = facts._replace(bus=self._bus)
