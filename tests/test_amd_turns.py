@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -30,10 +29,9 @@ class Call(threading.Thread):
         except DeviceFault as fault:
             self.fault = fault
 
-    def ended(self, within: Callable[[], object] = lambda: None) -> DeviceFault | None:
+    def ended(self) -> DeviceFault | None:
         """Let it return; its fault."""
         self.allowed.set()
-        within()
         self.join(60)
         return self.fault
 

@@ -57,7 +57,7 @@ def test_a_healthy_host_is_0_and_every_line_a_pass(nvml: FakeNvml, host: Process
     found = doctor(settings(tmp_path, HOST), environment=nvml.environment(), within=host.within)
     assert (found.status, found.bad()) == (0, [])
     assert found.one("backend", "nvidia").found == "up, with 4 cards"
-    assert found.one("driver", "nvidia").found == "it answers, as version 550.54.15"
+    assert found.one("driver", "nvidia").found == "it answers, as version 580.95.05"
     assert found.one("library", "nvidia").found.startswith(f"loaded from {nvml.folder}/libnvidia-ml.so.1")
     assert len(list(found.of("card", "nvidia", "PASS"))) == 4
     assert len(list(found.of("device-file", "nvidia", "PASS"))) == 5
@@ -196,7 +196,7 @@ def test_a_library_and_a_module_of_different_versions(nvml: FakeNvml, tmp_path: 
     place = fake.proc / "driver/nvidia"
     place.mkdir(parents=True)
     (place / "version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder)\n"
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)\n"
     )
     libraries = tmp_path / "libraries"
     libraries.mkdir()
@@ -208,11 +208,11 @@ def test_a_library_and_a_module_of_different_versions(nvml: FakeNvml, tmp_path: 
         f"--path.procfs={fake.proc}",
         environment={**nvml.environment(), "LD_LIBRARY_PATH": str(libraries)},
     )
-    assert found.one("driver", "nvidia").found == "nvidia 550.54.15 is loaded"
+    assert found.one("driver", "nvidia").found == "nvidia 580.95.05 is loaded"
     loaded, mismatch = found.of("library", "nvidia")
     assert loaded.found == f"loaded from {libraries}/libnvidia-ml.so.560.35.03, version 560.35.03"
     assert (mismatch.level, found.status) == ("FAIL", 1)
-    assert mismatch.found == "driver-mismatch: the kernel's module is 550.54.15, and the library 560.35.03"
+    assert mismatch.found == "driver-mismatch: the kernel's module is 580.95.05, and the library 560.35.03"
     backend = found.one("backend", "nvidia")
     assert backend.found.startswith("down: driver-mismatch: ")
     assert "Reboot" in backend.fix

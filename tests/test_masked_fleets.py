@@ -69,7 +69,7 @@ def test_every_reading_is_the_masked_cards_own(nvml: FakeNvml, start: Start) -> 
     assert scrape.value("gpu_temperature_celsius", **labels) == card.temp
     assert scrape.value("gpu_fleet_device_info", evidence="proven", **labels) == 1
     assert scrape.value("gpu_fleet_mask_inverted", fleet="chat", runtime="cuda") == 1
-    assert scrape.of("gpu_info", pci_bus_id="0000:61:00.0")[0].labels["driver_version"] == "550.54.15"
+    assert scrape.of("gpu_info", pci_bus_id="0000:61:00.0")[0].labels["driver_version"] == "580.95.05"
 
 
 def test_mixed_cards_without_an_order_are_refused(nvml: FakeNvml, start: Start) -> None:

@@ -127,6 +127,21 @@ def test_one_lost_card_does_not_end_the_others_counts(nvml: FakeNvml, start: Sta
     assert scrape.value("gpu_xid_last_code", physical_index="2") == 79
 
 
+def test_no_count_is_told_while_nobody_can_read_the_events(nvml: FakeNvml, start: Start) -> None:
+    """A count that stands still would say that nothing has happened."""
+    cards = watched_cards(1)
+    nvml.write(cards)
+    daemon = start(nvml.environment(), HOST)
+    assert daemon.scrape().value("gpu_xid_errors_total") == 0
+    nvml.write(cards, lines=["hang nvmlEventSetWait_v2 *", "xid 0 79"])
+    for _ in range(2):
+        scrape = daemon.scrape(timeout=2)
+        assert not scrape.of("gpu_xid_errors_total")
+        assert scrape.value("gpu_temperature_celsius") == 40
+    nvml.write(cards, lines=["xid 0 79"])
+    assert daemon.scrape_until(lambda page: bool(page.of("gpu_xid_errors_total"))).value("gpu_xid_last_code") == 79
+
+
 def test_events_that_only_fail_are_not_tried_in_every_cycle(nvml: FakeNvml, start: Start, tmp_path: Path) -> None:
     """A new set is made at once, then rarely, and an old one is let go."""
     cards, log = watched_cards(2), tmp_path / "calls"

@@ -18,6 +18,7 @@ from exporter.model import VendorSample
 from exporter.wire import HEADER, Answer, Ask, decode_answer, frame
 from tests.backend_host import state, values
 from tests.fakes.nvml import FakeNvml, Mig, build_or_skip, equal_cards
+from tests.fakes.sysfs import FakeSys, OtherCard
 from tests.harness import clean_environment
 
 pytestmark = pytest.mark.e2e
@@ -265,6 +266,8 @@ def test_who_does_nothing_has_a_share_of_nothing(nvml: FakeNvml, work: Work) -> 
     worker.read()
     assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.25), (SECOND, 4712): (2000, None)}
     nvml.write(equal_cards(2), lines=idle)
+    assert uses(worker.read()) == {(FIRST, 4711): (1000, None), (SECOND, 4712): (2000, None)}  # none is due yet
+    time.sleep(2.1)
     assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.0), (SECOND, 4712): (2000, None)}
     nvml.write(equal_cards(2), lines=[idle[0], "process 1 4712 memory=2000 sm=75"])
     assert uses(worker.read()) == {(FIRST, 4711): (1000, 0.0), (SECOND, 4712): (2000, 0.75)}
@@ -294,6 +297,54 @@ def test_a_share_that_is_none_is_absent(nvml: FakeNvml, work: Work) -> None:
     worker = work(nvml)
     worker.read()
     assert uses(worker.read()) == {(FIRST, 4711): (None, None), (FIRST, 4712): (None, 0.4)}
+
+
+def test_samples_of_a_clock_that_was_set_back_begin_anew(nvml: FakeNvml, work: Work) -> None:
+    """Those of the time before are ahead: what is newer than they is not waited for."""
+
+    def sample(sm: int, seconds: float) -> None:
+        at = int((time.time() + seconds) * 1e6)
+        nvml.write(equal_cards(1), lines=[f"process 0 4711 sm={sm} at={at}"])
+
+    worker = work(nvml)
+    sample(90, -5)
+    worker.read()
+    sample(90, 0.9)  # as far ahead as is believed
+    assert uses(worker.read()) == {(FIRST, 4711): (None, 0.9)}
+    sample(90, 3600)
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None)}  # no such time has been
+    sample(80, 0.95)
+    assert uses(worker.read()) == {(FIRST, 4711): (None, 0.8)}
+
+
+def test_an_old_sample_is_not_told_again(nvml: FakeNvml, work: Work) -> None:
+    """The driver gives those after the last one; that there is none yet is not that nobody does anything."""
+    at = int(time.time() * 1e6) - 500_000
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=90"])
+    worker = work(nvml)
+    worker.read()
+    assert uses(worker.read()) == {(FIRST, 4711): (None, 0.9)}
+    nvml.write(equal_cards(1), lines=[f"process 0 4711 sm=90 at={at}"])
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None)}
+
+
+def test_a_card_that_came_back_may_have_another_device_file(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
+    """The kernel gives each card that comes the first minor number that is free; also between two cycles."""
+    cards = equal_cards(2)
+    tree = FakeSys(tmp_path / "trees")
+    listed = [OtherCard(pci=(card.pci or "")[4:]) for card in cards]
+    tree.write(listed)
+    nvml.write(cards)
+    worker = work(nvml, f"--path.sysfs={tree.sys}")
+    assert [device.minor_number for device in worker.read().devices] == [1, 0]
+    for card in listed:
+        folder = tree.device(card.pci)
+        folder.resolve().rename(tmp_path / card.pci)  # keeps its number, which the next one has not then
+    tree.write(listed)
+    nvml.write([dataclasses.replace(card, minor=place) for place, card in enumerate(cards)])
+    for _ in range(2):
+        found = worker.read().devices
+        assert [(device.minor_number, device.opened_by) for device in found] == [(0, ("nvidia0",)), (1, ("nvidia1",))]
 
 
 def test_garbage_alone_says_nothing_of_anybody(nvml: FakeNvml, work: Work) -> None:

@@ -26,8 +26,9 @@ def expected(index: int) -> dict[str, float]:
     field = {number: value + index for number, value in FIELDS.items()}
     reasons = {"power-cap": 1.0, "software-thermal": 1.0}
     others = ("idle", "application-clocks", "hardware-slowdown", "sync-boost", "hardware-thermal", "power-brake")
-    actions = ("node-reboot", "drain-peers", "drain-and-reset", "recover-imex-domain", "bus-reset", "system-reboot")
-    seconds = {"power-cap": 1, "sync-boost": 2, "software-thermal": 3, "hardware-thermal": 4, "power-brake": 5}
+    actions = ("node-reboot", "drain-peers", "drain-and-reset", "bus-reset")
+    reasons_of_time = ("power-cap", "sync-boost", "software-thermal", "hardware-thermal", "power-brake")
+    seconds = dict(zip((*reasons_of_time, "board-limit", "reliability"), range(1, 8), strict=True))
     return {
         "gpu_memory_reserved_bytes": 512 * 2**20,
         "gpu_memory_controller_utilization_ratio": (10 * (index % 10 + 1) + 1) / 100,
@@ -49,7 +50,7 @@ def expected(index: int) -> dict[str, float]:
         'gpu_clock_max_hertz{clock="memory"}': (9500 + index) * 1e6,
         'gpu_fan_speed_ratio{fan="0"}': (30 + index) / 100,
         **{f'gpu_throttled{{reason="{reason}"}}': value for reason, value in reasons.items()},
-        **{f'gpu_throttled{{reason="{r}"}}': 0.0 for r in (*others, "display-clocks", "board-limit", "reliability")},
+        **{f'gpu_throttled{{reason="{r}"}}': 0.0 for r in (*others, "display-clocks")},
         **{
             f'gpu_throttled_seconds_total{{reason="{reason}"}}': value + index / 1e9
             for reason, value in seconds.items()
@@ -233,6 +234,93 @@ def test_an_average_and_the_calls_stand_in_for_what_fields_do_not_tell(nvml: Fak
 
 
 @pytest.mark.e2e
+def test_only_reasons_that_a_card_can_tell_are_told(nvml: FakeNvml, start: Start) -> None:
+    """By its mask of them; where it has none, those that every driver knows. One that holds is told all the same."""
+    some, newer, silent, odd = equal_cards(4)
+    nvml.write(
+        [
+            replace(some, reasons=0x4, supported=0x5),
+            replace(newer, reasons=0x200, supported=0x7FF),
+            replace(silent, reasons=0x400),
+            replace(odd, reasons=0x8, supported=0x5),
+        ]
+    )
+    scrape = start(nvml.environment(), HOST).scrape()
+
+    def told(index: int) -> dict[str, float]:
+        found = scrape.of("gpu_throttled", physical_index=str(index))
+        return {sample.labels["reason"]: sample.value for sample in found}
+
+    assert told(0) == {"idle": 0, "power-cap": 1}
+    assert len(told(1)) == 11
+    assert (told(1)["board-limit"], told(1)["reliability"]) == (1, 0)
+    assert (len(told(2)), told(2)["reliability"], "board-limit" in told(2)) == (10, 1, False)
+    assert told(3) == {"idle": 0, "power-cap": 0, "hardware-slowdown": 1}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        ("550.54.15", {"software-thermal": 75}),
+        ("575.51.03", {"software-thermal": 251, "hardware-thermal": 252, "power-brake": 253}),
+        ("580.65.06", {"software-thermal": 251, "hardware-thermal": 252, "power-brake": 253}),
+        ("580.82.07", {"software-thermal": 269, "hardware-thermal": 270, "power-brake": 271}),
+        ("610.43.02", {"software-thermal": 269, "hardware-thermal": 270, "power-brake": 271}),
+        ("of somebody", {"software-thermal": 75}),
+    ],
+)
+def test_fields_are_what_the_driver_calls_so(
+    nvml: FakeNvml, start: Start, driver: str, expected: dict[str, int]
+) -> None:
+    """Numbers of the time that clocks were held down have moved, and others stand in their place."""
+    (card,) = equal_cards(1)
+    fields = tuple(f"{number} {number}000000000" for number in (75, 251, 252, 253, 269, 270, 271))
+    nvml.write([replace(card, fields=fields)], driver=driver)
+    scrape = start(nvml.environment(), HOST).scrape()
+    seconds = {sample.labels["reason"]: sample.value for sample in scrape.of("gpu_throttled_seconds_total")}
+    assert seconds == expected
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("driver", "number", "expected"),
+    [
+        ("575.51.03", 4, "drain-and-reset"),
+        ("575.51.03", 5, None),
+        ("580.95.05", 5, "bus-reset"),
+        ("595.45.04", 5, None),
+        ("610.43.02", 5, "recover-imex-domain"),
+        ("610.43.02", 7, "system-reboot"),
+        ("610.43.02", 8, None),
+    ],
+)
+def test_an_action_is_what_the_driver_calls_so(
+    nvml: FakeNvml, start: Start, driver: str, number: int, expected: str | None
+) -> None:
+    """Of a number that the driver's own header has no name for nothing is told."""
+    nvml.write([replace(equal_cards(1)[0], fields=(f"230 {number}",))], driver=driver)
+    found = start(nvml.environment(), HOST).scrape().of("gpu_recovery_needed")
+    assert [sample.labels["action"] for sample in found if sample.value == 1] == ([expected] if expected else [])
+    assert bool(found) == (expected is not None)
+
+
+@pytest.mark.e2e
+def test_a_counter_keeps_its_source(nvml: FakeNvml, start: Start) -> None:
+    """Another field that counts from elsewhere is no stand-in once the first has answered."""
+    (card,) = equal_cards(1)
+    both = replace(card, fields=("269 1000000000", "75 9000000000000"))
+    nvml.write([both])
+    daemon = start(nvml.environment(), HOST)
+    assert daemon.scrape().value("gpu_throttled_seconds_total", reason="software-thermal") == 1
+    for code in (3, 10, 999):
+        nvml.write([replace(both, fields=(f"269 error {code}", both.fields[1]))])
+        assert not daemon.scrape().of("gpu_throttled_seconds_total", reason="software-thermal")
+    nvml.write([both])
+    assert daemon.scrape().value("gpu_throttled_seconds_total", reason="software-thermal") == 1
+
+
+@pytest.mark.e2e
 def test_an_older_driver_has_what_it_has(tmp_path: Path, start: Start) -> None:
     """Without the newer symbols the older ones are asked, and what has none is absent without a fault."""
     newer = ("nvmlDeviceGetFieldValues", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlEventSetCreate")
@@ -319,6 +407,37 @@ def instances(board: Gpu) -> Gpu:
         for place, (profile, gpu_instance, compute_instance) in enumerate(names)
     )
     return replace(board, mig=1, util=None, gpm=1, instances=parts)
+
+
+@pytest.mark.e2e
+def test_an_instance_that_is_made_anew_is_read_anew(nvml: FakeNvml, start: Start) -> None:
+    """Also under the UUID of one before: what was constant of that says nothing of this, nor does its last sample."""
+    (board,) = equal_cards(1)
+    small = instances(board)
+    nvml.write([small])
+    daemon = start(nvml.environment(), HOST)
+    daemon.scrape()
+    assert len(daemon.scrape().of("gpu_utilization_percent")) == 2
+    nvml.write([replace(small, instances=())])
+    daemon.scrape()
+    nvml.write([replace(small, instances=(replace(small.instances[0], mps=99, name="NVIDIA H100 MIG 7g.80gb"),))])
+    scrape = daemon.scrape()
+    assert [sample.value for sample in scrape.of("gpu_mig_instance_multiprocessors")] == [99]
+    assert not scrape.of("gpu_utilization_percent")
+    assert daemon.scrape().value("gpu_utilization_percent") == 30
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("call", ["nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"])
+def test_monitoring_that_fails_is_a_fault(nvml: FakeNvml, start: Start, call: str) -> None:
+    """It costs the instances' utilization, which nothing else tells of."""
+    nvml.write([instances(equal_cards(1)[0])], lines=[f"fault {call} * 999"])
+    daemon = start(nvml.environment(), HOST)
+    daemon.scrape()
+    scrape = daemon.scrape()
+    assert not scrape.of("gpu_utilization_percent")
+    assert scrape.value("gpu_exporter_backend_faults_total", vendor="nvidia", reason="driver-error") > 0
+    assert len(scrape.of("gpu_mig_instance_info")) == 3
 
 
 @pytest.mark.e2e

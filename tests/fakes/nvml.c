@@ -6,9 +6,9 @@
  *   count 4                       what nvmlDeviceGetCount_v2 says; without it, the number of gpu lines
  *   gpu INDEX key=value ...       uuid pci name mig=0|1|none minor total free used reserved util temp, and those below
  *   mig INDEX MIGINDEX key=value  uuid name gi ci total free used reserved util mps: a part of card INDEX
- *   process INDEX PID [MIGINDEX] [memory=BYTES] [sm=PERCENT] [draws|mps]   a process that computes on card INDEX, or
- *                                 on that part of it, or only draws there, or computes through MPS; sm= gives it a
- *                                 sample of utilization
+ *   process INDEX PID [MIGINDEX] [memory=BYTES] [sm=PERCENT [at=MICROSECONDS]] [draws|mps]   a process that computes on
+ *                                 card INDEX, or on that part of it, or only draws there, or computes through MPS; sm=
+ *                                 gives it a sample of utilization, of that time or else of now
  *   field INDEX NUMBER VALUE [link=N] [type=double|uint|ull|sll|usi]   what nvmlDeviceGetFieldValues says; VALUE may be
  *                                 "error CODE". Fields without a line answer NOT_SUPPORTED
  *   xid INDEX CODE                an error that the card's driver tells: lines that come while a set has the card
@@ -41,14 +41,14 @@ enum key {
     /* encoder and decoder in percent, clocks in MHz, milliwatts, KB/s, a mask of reasons, multiprocessors */
     ENCODER, DECODER, SM_CLOCK, MEMORY_CLOCK, MAX_SM_CLOCK, MAX_MEMORY_CLOCK, POWER, LIMIT, FANS, FAN, PSTATE, REASONS,
     SHUTDOWN, SLOWDOWN, MEMORY_MAX, GPU_MAX, SENT, RECEIVED, MPS, GPM, GPM_SM, GPM_TENSOR, GPM_MEMORY, XIDS,
-    DEFAULT_LIMIT, MAX_LIMIT,
+    DEFAULT_LIMIT, MAX_LIMIT, SUPPORTED,
     KEYS
 };
 static const char *const key_names[] = {
     "uuid", "pci", "name", "mig", "minor", "total", "free", "used", "reserved", "util", "temp", "gi", "ci",
     "encoder", "decoder", "sm_clock", "memory_clock", "max_sm_clock", "max_memory_clock", "power", "limit", "fans", "fan",
     "pstate", "reasons", "shutdown", "slowdown", "memory_max", "gpu_max", "sent", "received", "mps", "gpm", "gpm_sm",
-    "gpm_tensor", "gpm_memory", "xids", "default_limit", "max_limit", NULL};
+    "gpm_tensor", "gpm_memory", "xids", "default_limit", "max_limit", "supported", NULL};
 
 /* What an nvmlDevice_t points to. An entry is never freed, so that a handle outlives its card, as a real one does. */
 struct nvmlDevice_st {
@@ -72,7 +72,7 @@ typedef struct {
     unsigned pid;
     enum list { COMPUTES, DRAWS, MPS_COMPUTES } list;
     bool sampled;
-    unsigned long long memory, sm;
+    unsigned long long memory, sm, at; /* when the sample was taken; 0: now */
 } Process;
 
 typedef struct {
@@ -153,8 +153,9 @@ static void parse_process(char **rest) {
             process->slot = (long)number(word);
         } else {
             const char *value = value_of(word);
-            process->sampled = process->sampled || position(word, (const char *const[]){"memory", "sm", NULL}) == 1;
-            *(*word == 'm' ? &process->memory : &process->sm) = number(value);
+            unsigned which = position(word, (const char *const[]){"memory", "sm", "at", NULL});
+            process->sampled = process->sampled || which == 1;
+            *(which == 0 ? &process->memory : which == 1 ? &process->sm : &process->at) = number(value);
         }
     }
 }

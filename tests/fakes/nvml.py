@@ -129,6 +129,7 @@ class Gpu:
     fan: int | None = None
     pstate: int | None = None
     reasons: int | None = None
+    supported: int | None = None
     shutdown: int | None = None
     slowdown: int | None = None
     memory_max: int | None = None
@@ -142,6 +143,9 @@ class Gpu:
     xids: Literal[1] | None = None
     fields: tuple[str, ...] = ()
     instances: tuple[Mig, ...] = ()
+
+
+DRIVER = "580.95.05"
 
 
 class FakeNvml(shared_object.StateFile):
@@ -162,7 +166,7 @@ class FakeNvml(shared_object.StateFile):
         self,
         gpus: Sequence[Gpu],
         *,
-        driver: str | None = "550.54.15",
+        driver: str | None = DRIVER,
         count: int | None = None,
         lines: Sequence[str] = (),
     ) -> None:
@@ -225,6 +229,8 @@ FIELDS = {
     91: 2,
     74: 1_000_000_000,
     76: 2_000_000_000,
+    77: 6_000_000_000,
+    79: 7_000_000_000,
     269: 3_000_000_000,
     270: 4_000_000_000,
     271: 5_000_000_000,
@@ -256,6 +262,7 @@ def _watched(gpu: Gpu, index: int) -> Gpu:
         fan=30 + index,
         pstate=index,
         reasons=0x4 | 0x20,
+        supported=0x1FF,
         shutdown=100,
         slowdown=95,
         memory_max=93,

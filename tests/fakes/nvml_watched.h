@@ -37,16 +37,18 @@ CALL(nvmlDeviceGetFanSpeed_v2, nvmlDevice_t device, unsigned fan, unsigned *out)
 CLOCK_CALL(nvmlDeviceGetClockInfo, SM_CLOCK, MEMORY_CLOCK)
 CLOCK_CALL(nvmlDeviceGetMaxClockInfo, MAX_SM_CLOCK, MAX_MEMORY_CLOCK)
 
-#define REASONS_CALL(name)                                                                                             \
+#define REASONS_CALL(name, key)                                                                                        \
     CALL(name, nvmlDevice_t device, unsigned long long *out) {                                                         \
         ON(CARDS);                                                                                                     \
-        if (!found.given[REASONS])                                                                                     \
+        if (!found.given[key])                                                                                          \
             return NVML_ERROR_NOT_SUPPORTED;                                                                           \
-        *out = number(found.value[REASONS]);                                                                           \
+        *out = number(found.value[key]);                                                                               \
         return NVML_SUCCESS;                                                                                           \
     }
-REASONS_CALL(nvmlDeviceGetCurrentClocksEventReasons)
-REASONS_CALL(nvmlDeviceGetCurrentClocksThrottleReasons)
+REASONS_CALL(nvmlDeviceGetCurrentClocksEventReasons, REASONS)
+REASONS_CALL(nvmlDeviceGetCurrentClocksThrottleReasons, REASONS)
+REASONS_CALL(nvmlDeviceGetSupportedClocksEventReasons, SUPPORTED)
+REASONS_CALL(nvmlDeviceGetSupportedClocksThrottleReasons, SUPPORTED)
 
 #define ENGINE_CALL(name, key)                                                                                         \
     CALL(name, nvmlDevice_t device, unsigned *out, unsigned *period) {                                                 \
@@ -106,7 +108,7 @@ CALL(nvmlDeviceGetFieldValues, nvmlDevice_t device, int count, nvmlFieldValue_t 
     return NVML_SUCCESS;
 }
 
-/* ---- samples of what processes did: one each, of now ---- */
+/* ---- samples of what processes did: one each ---- */
 
 static unsigned long long microseconds(void) {
     struct timespec now;
@@ -119,13 +121,14 @@ CALL(nvmlDeviceGetProcessUtilization, nvmlDevice_t device, nvmlProcessUtilizatio
     ON(CARDS);
     const unsigned room = samples == NULL ? 0 : *out;
     unsigned count = 0;
-    (void)since;
     pthread_mutex_lock(&lock);
     for (const Process *process = state.process; process < state.process + state.processes; process++)
-        if (process->card == found.card && process->sampled) {
+        if (process->card == found.card && process->sampled && (process->at == 0 || process->at > since)) {
             if (count < room)
-                samples[count] = (nvmlProcessUtilizationSample_t){
-                    .pid = process->pid, .timeStamp = microseconds(), .smUtil = (unsigned)process->sm};
+                samples[count] =
+                    (nvmlProcessUtilizationSample_t){.pid = process->pid,
+                                                     .timeStamp = process->at == 0 ? microseconds() : process->at,
+                                                     .smUtil = (unsigned)process->sm};
             count++;
         }
     pthread_mutex_unlock(&lock);

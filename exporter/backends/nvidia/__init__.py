@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from exporter import pci, units
 from exporter.backends.base import Note, Places, Sampled, Use
+from exporter.backends.nvidia import fields
 from exporter.backends.nvidia.codes import (
     INVALID_ARGUMENT,
     NONE_HERE,
@@ -83,6 +84,7 @@ class NvidiaBackend:
             raise BackendAbsent(reason_of(error.value), f"nvmlInitWithFlags: {error}") from error
         with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
             self.driver_version = pynvml.nvmlSystemGetDriverVersion()
+        self._sampling.driver = fields.release(self.driver_version)
 
     def _preload(self) -> None:
         """Load the settings' library: pynvml asks for ``libnvidia-ml.so.1``, and gets what is loaded by that name."""
@@ -131,6 +133,7 @@ class NvidiaBackend:
             parts = list(self._parts(handle, board))
         except self._nvml.NVMLError as error:
             raise card_error(error, slot) from error
+        self._identified |= {part.uuid for part, _ in parts}
         self._handles |= {device.key: found for device, found in ((board, handle), *parts)}
         self._known[board.pci_bus_id] = devices = (board, *(part for part, _ in parts))
         return devices

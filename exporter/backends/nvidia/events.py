@@ -50,6 +50,7 @@ class Events:
         self._counts: dict[DeviceKey, _Count] = {}
         self._refused: dict[DeviceKey, Missed] = {}
         self._failures, self._failed_at = 0, 0.0
+        self._draining = False
         # Held while a board is registered and while a set is let go, which must not be the same one.
         self._lock = threading.Lock()
 
@@ -93,6 +94,11 @@ class Events:
 
     def drain(self) -> None:
         """Count what has happened since the last time. The first call makes the set; no two calls at a time."""
+        self._draining = True
+        self._drain()
+        self._draining = False
+
+    def _drain(self) -> None:
         if self._set is None:
             self._make()
         for _ in range(_MOST_AT_ONCE if self._counts else 0):
@@ -142,8 +148,10 @@ class Events:
             of_board.code, of_board.seconds = int(event.eventData), time.time()
 
     def of(self, key: DeviceKey) -> Iterable[Given]:
-        """The board's count, and its last error where there was one."""
-        count = self._counts.get(key)
+        """The board's count, and its last error where there was one; nothing while the driver does not say whether more
+        have happened.
+        """
+        count = None if self._draining else self._counts.get(key)
         if count is None:
             return ()
         values: Mapping[str, float] = {"xid_errors": count.errors}

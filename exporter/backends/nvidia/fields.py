@@ -5,6 +5,7 @@ Field numbers and units are those of ``nvml.h``. A driver answers "not supported
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,13 +31,21 @@ class Given(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+Release = tuple[int, int]
+_FIRST, _LAST = (0, 0), (10_000, 0)
+
+
 class Field(NamedTuple):
-    """A field of NVML's and what it is a value of. Of two for the same the first that answers holds."""
+    """A field of NVML's and what it is a value of, by drivers from ``since`` on and before ``until``. Of two for the
+    same the first that answers holds, for as long as the card is there.
+    """
 
     number: int
     metric: str
     convert: Callable[[float], float | None]
     labels: tuple[str, ...] = ()
+    since: Release = _FIRST
+    until: Release = _LAST
 
 
 def _link_state(value: float) -> float | None:
@@ -44,21 +53,22 @@ def _link_state(value: float) -> float | None:
     return _LINK_STATES.get(value)
 
 
-RECOVERY_ACTIONS = (
-    "gpu-reset",
-    "node-reboot",
-    "drain-peers",
-    "drain-and-reset",
-    "recover-imex-domain",
-    "bus-reset",
-    "system-reboot",
-)
 _RECOVERY = 230
+_OF_ALL = ("gpu-reset", "node-reboot", "drain-peers", "drain-and-reset")
+# What the numbers from 5 on mean has changed: nvml.h and nvidia-ml-py of the releases 580, 590, 595 and 610.
+_RECOVERIES: tuple[tuple[Release, Release, tuple[str, ...]], ...] = (
+    (_FIRST, (580, 0), _OF_ALL),
+    ((580, 0), (590, 0), (*_OF_ALL, "bus-reset")),
+    ((590, 0), (600, 0), _OF_ALL),
+    ((600, 0), _LAST, (*_OF_ALL, "recover-imex-domain", "bus-reset", "system-reboot")),
+)
+# Clock event reasons have had other numbers first, of which the later ones are of something else.
+_MOVED: Release = (580, 82)
 
 
-def _is_action(place: int) -> Callable[[float], float | None]:
-    """Of an action that is newer than this nothing is told: that it is none of these would say that all is well."""
-    return lambda value: float(value == place) if value in range(len(RECOVERY_ACTIONS) + 1) else None
+def _is_action(place: int, known: int) -> Callable[[float], float | None]:
+    """Of an action that is not known nothing is told: that it is none of the others would say that all is well."""
+    return lambda value: float(value == place) if value in range(known + 1) else None
 
 
 FIELDS: tuple[Field, ...] = (
@@ -86,13 +96,19 @@ FIELDS: tuple[Field, ...] = (
     Field(145, "row_remapping_failed", units.flag),
     Field(74, "throttled_seconds", units.nanoseconds, ("power-cap",)),
     Field(76, "throttled_seconds", units.nanoseconds, ("sync-boost",)),
-    Field(269, "throttled_seconds", units.nanoseconds, ("software-thermal",)),
-    Field(75, "throttled_seconds", units.nanoseconds, ("software-thermal",)),  # nvml.h's word for it before 269
-    Field(270, "throttled_seconds", units.nanoseconds, ("hardware-thermal",)),
-    Field(271, "throttled_seconds", units.nanoseconds, ("power-brake",)),
+    Field(77, "throttled_seconds", units.nanoseconds, ("board-limit",)),
+    Field(79, "throttled_seconds", units.nanoseconds, ("reliability",)),
+    Field(251, "throttled_seconds", units.nanoseconds, ("software-thermal",), (575, 0), _MOVED),
+    Field(252, "throttled_seconds", units.nanoseconds, ("hardware-thermal",), (575, 0), _MOVED),
+    Field(253, "throttled_seconds", units.nanoseconds, ("power-brake",), (575, 0), _MOVED),
+    Field(269, "throttled_seconds", units.nanoseconds, ("software-thermal",), _MOVED),
+    Field(270, "throttled_seconds", units.nanoseconds, ("hardware-thermal",), _MOVED),
+    Field(271, "throttled_seconds", units.nanoseconds, ("power-brake",), _MOVED),
+    Field(75, "throttled_seconds", units.nanoseconds, ("software-thermal",)),  # nvml.h's word for it before those
     *(
-        Field(_RECOVERY, "recovery_needed", _is_action(place), (action,))
-        for place, action in enumerate(RECOVERY_ACTIONS, 1)
+        Field(_RECOVERY, "recovery_needed", _is_action(place, len(actions)), (action,), since, until)
+        for since, until, actions in _RECOVERIES
+        for place, action in enumerate(actions, 1)
     ),
 )
 
@@ -109,6 +125,10 @@ LINK_FIELDS: tuple[Field, ...] = (
 """Asked for each link that the board has, whose number is the scope."""
 
 
+Chosen = dict[tuple[str, tuple[str, ...]], int]
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})", re.ASCII)
+
+
 class Asked(NamedTuple):
     """A field of a board, or of one of its links."""
 
@@ -121,9 +141,15 @@ class Asked(NamedTuple):
         return self.field.labels if self.link is None else (str(self.link), *self.field.labels)
 
 
-def questions(wanted: frozenset[str], links: int) -> tuple[Asked, ...]:
-    """What there is to ask of a board with so many links."""
-    board = [Asked(field, None) for field in FIELDS]
+def release(version: str) -> Release:
+    """The first two numbers of a driver's version; of one that is no version, of before all that has changed."""
+    found = _VERSION.match(version)
+    return _FIRST if found is None else (int(found[1]), int(found[2]))
+
+
+def questions(wanted: frozenset[str], links: int, driver: Release) -> tuple[Asked, ...]:
+    """What there is to ask of a board with so many links, by a driver of that release."""
+    board = [Asked(field, None) for field in FIELDS if field.since <= driver < field.until]
     of_links = [Asked(field, link) for link in range(links) for field in LINK_FIELDS]
     return tuple(asked for asked in (*board, *of_links) if asked.field.metric in wanted)
 
@@ -135,25 +161,25 @@ def link_count(nvml: ModuleType, handle: Any) -> int | None:
     return int(number) if answer.nvmlReturn == 0 and 0 <= number <= _MOST_LINKS else None
 
 
-def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked]) -> Iterator[Given]:
-    """The values that the board gives, in one call. Raises ``NVMLError``, ``DeviceLost``, and, where no field has
-    answered and one of them has failed, ``DeviceFault``.
+def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked], chosen: Chosen) -> Iterator[Given]:
+    """The values that the board gives, in one call. ``chosen`` keeps which field has answered for what: another that
+    counts from elsewhere is no stand-in later. Raises ``NVMLError``, ``DeviceLost``, and, where no field has answered
+    and one of them has failed, ``DeviceFault``.
     """
     # The library counts a field twice where two values are made of it; each is asked for once.
     scopes = list(dict.fromkeys((each.field.number, each.link or 0) for each in asked))
     answers = dict(zip(scopes, nvml.nvmlDeviceGetFieldValues(handle, scopes), strict=True))
     _raise_failed([answer.nvmlReturn for answer in answers.values()])
-    given = set()
+    failed = set()
     for each in asked:
-        answer = answers[each.field.number, each.link or 0]
+        answer, of = answers[each.field.number, each.link or 0], (each.field.metric, each.labels)
         if answer.nvmlReturn not in (0, *_NONE):
-            # It failed now, and a stand-in counts from elsewhere: a counter would go up and down with it.
-            given.add((each.field.metric, each.labels))
-        if answer.nvmlReturn or (each.field.metric, each.labels) in given:
+            failed.add(of)
+        if answer.nvmlReturn or of in failed or chosen.get(of, each.field.number) != each.field.number:
             continue
         value = each.field.convert(_number(answer))
         if value is not None:
-            given.add((each.field.metric, each.labels))
+            chosen[of] = each.field.number
             yield Given(each.field.metric, value, each.labels)
 
 

@@ -15,6 +15,7 @@ from exporter.catalog import SHARES
 from exporter.model import DeviceKey, Does
 
 _AHEAD_MICROSECONDS = 1_000_000  # a sample may be of a moment after the clock was read
+_SAMPLED_WITHIN_MICROSECONDS = 2_000_000  # nvml.h: samples are up to a second apart
 _WHOLE = 100
 
 
@@ -77,7 +78,9 @@ class Processes:
             raise_if_lost(error, key.identity)
             if error.value == NOT_FOUND:
                 self._since.setdefault(key, 0)
-            return {} if since and error.value == NOT_FOUND else None
+            # There is no new sample: of nobody, or none yet.
+            due = since and now - since > _SAMPLED_WITHIN_MICROSECONDS
+            return {} if due and error.value == NOT_FOUND else None
         given = bool(samples)
         samples = [sample for sample in samples if sample.timeStamp <= now + _AHEAD_MICROSECONDS]
         if given and not any(sample.smUtil <= _WHOLE for sample in samples):

@@ -41,6 +41,7 @@ THROTTLE_REASONS = {
     0x400: "reliability",
 }
 _ALL_REASONS = (1 << 32) - 1  # more is no mask of reasons
+_REASONS_OF_OLD = 0x1FF  # those that every driver knows
 _UNKNOWN_STATE = 32  # NVML_PSTATE_UNKNOWN
 _MOST_FANS = 16
 
@@ -84,16 +85,30 @@ def _temperature(nvml: ModuleType, handle: Any) -> Iterable[Given]:
     return (Given("temperature", units.celsius(value)),)
 
 
-def _throttled(nvml: ModuleType, handle: Any) -> Iterable[Given]:
-    """A series for each reason; NVML had another name for the call before driver 535."""
+def _reasons(which: str, nvml: ModuleType, handle: Any) -> int:
+    """A mask, 0 of what is none; NVML had another name for the calls before driver 535."""
     try:
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        mask: int = getattr(nvml, f"nvmlDeviceGet{which}ClocksEventReasons")(handle)
     except nvml.NVMLError as error:
         if error.value not in NOT_OFFERED:
             raise
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    known = 0 <= reasons < _ALL_REASONS
-    return [Given("throttled", float(bool(reasons & bit)), (name,)) for bit, name in THROTTLE_REASONS.items() if known]
+        mask = getattr(nvml, f"nvmlDeviceGet{which}ClocksThrottleReasons")(handle)
+    return mask if 0 <= mask < _ALL_REASONS else -1
+
+
+def supported_reasons(nvml: ModuleType, handle: Any) -> int | None:
+    """The mask of reasons that the board can tell; None where it does not say. Raises ``NVMLError``."""
+    mask = _reasons("Supported", nvml, handle)
+    return mask if mask > 0 else None
+
+
+def _throttled(supported: int, nvml: ModuleType, handle: Any) -> Iterable[Given]:
+    """A series for each reason that can be told, or holds all the same."""
+    reasons = _reasons("Current", nvml, handle)
+    told = 0 if reasons < 0 else (supported or _REASONS_OF_OLD) | reasons
+    return [
+        Given("throttled", float(bool(reasons & bit)), (name,)) for bit, name in THROTTLE_REASONS.items() if told & bit
+    ]
 
 
 def _clock(which: str, nvml: ModuleType, handle: Any) -> Iterable[Given]:
@@ -162,7 +177,6 @@ READS: tuple[Read, ...] = (
     Read(("power_limit",), _power_limit, instead=True),
     Read(("power_limit_default",), _power_limit_default, instead=True),
     Read(("power_limit_maximum",), _power_limit_maximum, instead=True),
-    Read(("throttled",), _throttled),
     Read(("clock",), partial(_clock, "sm")),
     Read(("clock",), partial(_clock, "memory")),
     Read(("engine",), partial(_engine, "encoder")),
@@ -174,9 +188,10 @@ READS: tuple[Read, ...] = (
 )
 
 
-def of_fans(fans: int) -> tuple[Read, ...]:
-    """A call for each of a board's fans."""
-    return tuple(Read(("fan_speed",), partial(_fan, fan)) for fan in range(fans))
+def of_board(fans: int, reasons: int) -> tuple[Read, ...]:
+    """The calls for a board with so many fans, and with a mask of the reasons that it can tell, 0 if unknown."""
+    of_fans = (Read(("fan_speed",), partial(_fan, fan)) for fan in range(fans))
+    return (*READS, Read(("throttled",), partial(_throttled, reasons)), *of_fans)
 
 
 # What stays as it is while a card is there: thresholds by sensor, and the highest clocks.

@@ -29,6 +29,7 @@ class _Parts(NamedTuple):
     fans: int
     links: int
     monitored: int
+    reasons: int
 
 
 class _Board(NamedTuple):
@@ -40,11 +41,13 @@ class _Board(NamedTuple):
 
 
 class _Kept:
-    """What is known of a device from before: its board's facts, its constants, and which calls have found nothing."""
+    """What is known of a device from before: its board's facts, its constants, which fields have answered, and which
+    calls have found nothing.
+    """
 
-    def __init__(self, board_uuid: str) -> None:
-        self.board_uuid = board_uuid
+    def __init__(self) -> None:
         self.board: _Board | None = None
+        self.chosen: fields.Chosen = {}
         self.numbers: dict[tuple[bool | None, str], int] = {}
         self.constants: dict[Read, tuple[Given, ...]] = {}
         self.missed: dict[tuple[bool | None, Read | str], Missed] = {}
@@ -74,19 +77,20 @@ class Sampling:
 
     def __init__(self, nvml: ModuleType, sysfs: str, wanted: frozenset[str]) -> None:
         self._nvml, self._sysfs, self._wanted = nvml, sysfs, wanted
+        self.driver: fields.Release = (0, 0)
         self.events = Events(nvml, wanted)
         self._monitoring = Monitoring(nvml, wanted)
         self._kept: dict[DeviceKey, _Kept] = {}
 
-    def keep(self, boards: set[str]) -> None:
-        """All but these boards, by UUID, have left: what is constant of a card may be another when it comes back."""
+    def keep(self, there: set[str]) -> None:
+        """All but these devices, by UUID, have left: what is constant of one may be another when it comes back."""
         known = dict(self._kept)  # copied: late lanes may add to it
-        self._kept = {key: kept for key, kept in known.items() if kept.board_uuid in boards}
+        self._kept = {key: kept for key, kept in known.items() if key.identity in there}
         self._monitoring.forget(known.keys() - self._kept.keys())
 
     def sample(self, device: Device, handle: Any, board_handle: Any) -> Sampled:
         """Raises ``DeviceLost`` and ``BackendAbsent``."""
-        kept = self._kept.setdefault(device.key, _Kept((device.parent or device.key).identity))
+        kept = self._kept.setdefault(device.key, _Kept())
         taking = _Taking(device, kept)
         if device.parent is None:
             board = self._board(device, kept, handle)
@@ -106,17 +110,19 @@ class Sampling:
     def _board(self, device: Device, kept: _Kept, handle: Any) -> _Board:
         """Made when the board is first read, and again when it tells of more."""
         nvml, monitoring = self._nvml, self._monitoring
-        fans = links = monitored = 0
+        fans = links = monitored = reasons = 0
         if self._wants("fan_speed"):
             fans = self._number(device, kept, "fans", lambda: reads.fan_count(nvml, handle))
         if self._wants("link_up", "link_transmitted", "link_received", "link_errors"):
             links = self._number(device, kept, "links", lambda: fields.link_count(nvml, handle))
         if monitoring.metrics(device) or (device.mig_mode and self._wants("utilization")):
             monitored = self._number(device, kept, "gpm", lambda: monitoring.supports(handle))
-        parts = _Parts(device.mig_mode, fans, links, monitored)
+        if self._wants("throttled"):
+            reasons = self._number(device, kept, "reasons", lambda: reads.supported_reasons(nvml, handle))
+        parts = _Parts(device.mig_mode, fans, links, monitored, reasons)
         if kept.board is None or kept.board.parts != parts:
-            rows = (row for row in (*reads.READS, *reads.of_fans(fans)) if row.boards and self._wants(*row.metrics))
-            kept.board = _Board(parts, tuple(rows), fields.questions(self._wanted, links))
+            rows = (row for row in reads.of_board(fans, reasons) if row.boards and self._wants(*row.metrics))
+            kept.board = _Board(parts, tuple(rows), fields.questions(self._wanted, links, self.driver))
         return kept.board
 
     def _wants(self, *metrics: str) -> bool:
@@ -141,7 +147,7 @@ class Sampling:
         if not board.asked:
             return
         try:
-            taking.given += fields.read(self._nvml, handle, board.asked)
+            taking.given += fields.read(self._nvml, handle, board.asked, taking.kept.chosen)
         except DeviceFault as fault:
             taking.faults.append(Fault(fault.reason, fault.detail, device.key))
         except self._nvml.NVMLError as error:
@@ -185,6 +191,8 @@ class Sampling:
             found = self._monitoring.read(device, board_handle)
         except self._nvml.NVMLError as error:
             raise_if_lost(error, device.uuid)
+            if error.value not in NOT_OFFERED:
+                taking.faults.append(Fault(reason_of(error.value), f"GPM: {error}", device.key))
             return False
         taking.given += found or ()
         return found is None
