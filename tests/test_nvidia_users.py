@@ -17,12 +17,14 @@ from exporter.catalog import DEFAULT, SHARES, selection
 from exporter.model import VendorSample
 from exporter.wire import HEADER, Answer, Ask, decode_answer, frame
 from tests.backend_host import state, values
+from tests.fakes import shared_object
 from tests.fakes.nvml import FakeNvml, Mig, build_or_skip, equal_cards
 from tests.fakes.sysfs import FakeSys, OtherCard
 from tests.harness import clean_environment
 
 pytestmark = pytest.mark.e2e
 
+CLOCK = Path(__file__).parent / "fakes/clock.c"
 CALL = "nvmlDeviceGetComputeRunningProcesses_v3"
 EVERYTHING = {"utilization", "memory_free", "memory_used", "memory_total", "temperature"}
 FIRST, SECOND = (card.uuid or "" for card in equal_cards(2))
@@ -35,12 +37,14 @@ DIVIDED = dataclasses.replace(equal_cards(1)[0], mig=1, util=None, instances=PAR
 class AskedWorker:
     """The worker as a process of its own, which is asked over a socket as its parent asks."""
 
-    def __init__(self, fake: FakeNvml, *flags: str) -> None:
+    def __init__(self, fake: FakeNvml, *flags: str, **more: str) -> None:
+        """``more`` is of its environment."""
         self._ours, theirs = socket.socketpair()
         self._ours.settimeout(20)
         with theirs:
             command = [sys.executable, "-m", "exporter.worker", "nvidia", *flags]
-            self.process = subprocess.Popen(command, env=clean_environment(fake.environment()), stdin=theirs.fileno())
+            environment = clean_environment({**fake.environment(), **more})
+            self.process = subprocess.Popen(command, env=environment, stdin=theirs.fileno())
         self._cycle = 0
 
     def end(self) -> None:
@@ -77,8 +81,8 @@ Work = Callable[..., AskedWorker]
 def work() -> Iterator[Work]:
     with contextlib.ExitStack() as stack:
 
-        def start(fake: FakeNvml, *flags: str) -> AskedWorker:
-            worker = AskedWorker(fake, *flags)
+        def start(fake: FakeNvml, *flags: str, **more: str) -> AskedWorker:
+            worker = AskedWorker(fake, *flags, **more)
             stack.callback(worker.end)
             return worker
 
@@ -299,21 +303,27 @@ def test_a_share_that_is_none_is_absent(nvml: FakeNvml, work: Work) -> None:
     assert uses(worker.read()) == {(FIRST, 4711): (None, None), (FIRST, 4712): (None, 0.4)}
 
 
-def test_samples_of_a_clock_that_was_set_back_begin_anew(nvml: FakeNvml, work: Work) -> None:
-    """Those of the time before are ahead: what is newer than they is not waited for."""
-
-    def sample(sm: int, seconds: float) -> None:
-        at = int((time.time() + seconds) * 1e6)
-        nvml.write(equal_cards(1), lines=[f"process 0 4711 sm={sm} at={at}"])
-
-    worker = work(nvml)
-    sample(90, -5)
+def test_the_clock_is_set_back(nvml: FakeNvml, work: Work, tmp_path: Path) -> None:
+    """Samples are timed by it: those of before are ahead then, and what is newer than they is not waited for."""
+    clock = tmp_path / "clock.so"
+    shared_object.compiled(shared_object.compiler(), CLOCK, clock, shared_object.shared(clock.name))
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=90"])
+    worker = work(nvml, LD_PRELOAD=str(clock), FAKE_CLOCK=str(tmp_path / "offset"))
     worker.read()
-    sample(90, 0.9)  # as far ahead as is believed
     assert uses(worker.read()) == {(FIRST, 4711): (None, 0.9)}
-    sample(90, 3600)
-    assert uses(worker.read()) == {(FIRST, 4711): (None, None)}  # no such time has been
-    sample(80, 0.95)
+    (tmp_path / "offset").write_text("-3600", encoding="ascii")
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None)}
+    assert uses(worker.read()) == {(FIRST, 4711): (None, 0.9)}
+
+
+def test_a_sample_of_a_time_to_come_is_garbage(nvml: FakeNvml, work: Work) -> None:
+    """It says nothing, and those that follow are told as ever."""
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=90"])
+    worker = work(nvml)
+    worker.read()
+    nvml.write(equal_cards(1), lines=[f"process 0 4711 sm=90 at={2**63}"])
+    assert uses(worker.read()) == {(FIRST, 4711): (None, None)}
+    nvml.write(equal_cards(1), lines=["process 0 4711 sm=80"])
     assert uses(worker.read()) == {(FIRST, 4711): (None, 0.8)}
 
 

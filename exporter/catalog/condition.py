@@ -119,7 +119,7 @@ CONDITION: dict[str, Family] = {
         "gpu_throttled",
         "1 for each reason that holds the clocks down now, 0 for each other that this card can tell.",
         own=("reason",),
-        nvidia="nvmlDeviceGetCurrentClocksEventReasons",
+        nvidia="nvmlDeviceGetCurrentClocksEventReasons, of the reasons of nvmlDeviceGetSupportedClocksEventReasons",
         amd="the status in amdgpu's gpu_metrics table, of versions 1.3 (cards up to MI200, and Radeon) and 2.2 to 2.4 "
         "(APUs); other versions have none, or ticks without a unit; of RDNA 3 and 4 nothing of thermal while it is the "
         "hottest spot's alone, which they tell at any temperature",
