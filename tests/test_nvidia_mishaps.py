@@ -104,6 +104,22 @@ def test_what_is_never_told_is_asked_for_rarely(nvml: FakeNvml, start: Start, tm
     assert calls["nvmlDeviceGetFieldValues"] == 1
 
 
+def test_fields_that_a_card_has_not_are_asked_for_rarely(nvml: FakeNvml, start: Start, tmp_path: Path) -> None:
+    """A card without any is not asked at all for a while; one that has some is asked for those."""
+    without, some = equal_cards(2)
+    cards = [without, replace(some, fields=("83 5000",))]
+    nvml.write(cards)
+    daemon = start(nvml.environment(), HOST)
+    for _ in range(3):
+        daemon.scrape()
+    log = tmp_path / "calls"
+    cards[1] = replace(some, fields=("83 6000",))
+    nvml.write(cards, lines=[f"log {log}"])
+    assert [sample.value for sample in daemon.scrape().of("gpu_energy_joules_total")] == [6]
+    calls = Counter(log.read_text(encoding="utf-8").splitlines())
+    assert (calls["nvmlDeviceGetFieldValues 0"], calls["nvmlDeviceGetFieldValues 1"]) == (0, 1)
+
+
 # --- XID errors
 
 

@@ -69,13 +69,13 @@ def test_only_the_cards_own_switch_counts(
 @pytest.mark.parametrize("bridges", [(), (ROOT,), (replace(ROOT, vendor="0x1b36"),)])
 def test_a_card_whose_switch_is_not_seen_has_no_link(fake: FakeSys, bridges: tuple[Bridge, ...]) -> None:
     """As in a virtual machine: 2.5 GT/s and one lane is no link of any Intel card."""
-    arc = IntelCard(pci="0000:03:00.0", bridges=bridges)
-    fake.write([arc])
-    assert read(fake, arc.pci, LINK) == link(4, 16)
+    arc, other = IntelCard(pci="0000:03:00.0", bridges=bridges), IntelCard(pci="0000:04:00.0", minor=1, bridges=bridges)
+    fake.write([arc, other])
     for name in ("current", "max"):
         fake.set(arc.pci, f"{name}_link_speed", "2.5 GT/s PCIe\n")
         fake.set(arc.pci, f"{name}_link_width", "1\n")
     assert read(fake, arc.pci, LINK) == {}
+    assert read(fake, other.pci, LINK) == link(4, 16)
 
 
 @pytest.mark.parametrize(("pci_class", "expected"), [("0x030000", {}), ("0x038000", {}), ("0x120000", link(4, 16))])
@@ -135,6 +135,22 @@ def test_what_is_not_there_is_absent(fake: FakeSys, card: OtherCard | IntelCard)
     assert read(fake, card.pci) == {"pcie_generation": 4, "pcie_width": 16}
     assert read(fake, card.pci, frozenset({"power"})) == {}
     assert read(fake, "0000:99:00.0") == {}
+
+
+def test_a_bridge_that_cannot_be_read_for_a_moment_is_asked_again(fake: FakeSys) -> None:
+    """Whose it is decides which link is the card's, and stays so while the card is there."""
+    fake.write([CARD])
+    upper = fake.device(CARD.pci).resolve().parent
+    vendor = upper / "vendor"
+    kept = vendor.read_bytes()
+    vendor.unlink()
+    vendor.symlink_to("/proc/self/mem")
+    found = pcie.read(str(fake.sys), CARD.pci, KEY, ALL)
+    assert found.readings == ()
+    assert [(fault.reason, fault.key) for fault in found.faults] == [("driver-error", KEY)]
+    vendor.unlink()
+    vendor.write_bytes(kept)
+    assert read(fake, CARD.pci, LINK) == link(3, 4)
 
 
 def test_a_file_that_fails_costs_its_reading_and_is_named(fake: FakeSys) -> None:

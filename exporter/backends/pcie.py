@@ -7,11 +7,13 @@ card does not see its switch, and so nothing of its link.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from exporter import pci
 from exporter.backends import kernel_files
 from exporter.backends.kernel_files import device_folder
 from exporter.errors import DeviceFault, DeviceLost
@@ -72,7 +74,13 @@ def read(sysfs: str, address: str, key: DeviceKey, wanted: frozenset[str]) -> Fo
     """What is wanted of the link of a card that is awake."""
     readings: list[Reading] = []
     faults: list[Fault] = []
-    for metric, paths, convert, labels in _files(sysfs, address, wanted):
+    try:
+        rows = _files(sysfs, address, wanted, pci.appearance(sysfs, address))
+    except DeviceLost:  # what else is read of the card says so
+        return NOTHING
+    except DeviceFault as fault:
+        return Found((), (Fault(fault.reason, f"PCIe: {fault.detail}", key),))
+    for metric, paths, convert, labels in rows:
         try:
             values = [convert(found) for path in paths if (found := kernel_files.text(path)) is not None]
         except DeviceLost:  # what else is read of the card says so
@@ -87,22 +95,33 @@ def read(sysfs: str, address: str, key: DeviceKey, wanted: frozenset[str]) -> Fo
 
 
 _Files = tuple[str, tuple[str, ...], Callable[[str], float | None], tuple[str, ...]]
+_MOST_CARDS = 256
 
 
-def _files(sysfs: str, address: str, wanted: frozenset[str]) -> Iterator[_Files]:
-    """Metrics with the files whose values they are the sum of."""
+@functools.lru_cache(_MOST_CARDS)
+def _files(sysfs: str, address: str, wanted: frozenset[str], appearance: int) -> tuple[_Files, ...]:
+    """Metrics with the files whose values they are the sum of. Where these are is looked up once for an ``appearance``
+    of the card. Raises ``DeviceLost`` and ``DeviceFault``, and is asked again then.
+    """
+    del appearance
     if wanted.isdisjoint((*_LINK, "pcie_errors")):
-        return
+        return ()
     own = os.path.realpath(device_folder(sysfs, address))
     link = _link_folder(own)
+    return (*_of_link(link, own, wanted), *_of_errors(tuple(dict.fromkeys((own, link))), wanted))
+
+
+def _of_link(link: str, own: str, wanted: frozenset[str]) -> Iterator[_Files]:
     if link != own or not _is_made_up(own):
         yield from (
             (metric, (f"{link}/{name}",), convert, ()) for metric, (name, convert) in _LINK.items() if metric in wanted
         )
+
+
+def _of_errors(ports: tuple[str, ...], wanted: frozenset[str]) -> Iterator[_Files]:
     if "pcie_errors" in wanted:
         for severity, total in _SEVERITIES.items():
-            files = tuple(f"{port}/aer_dev_{severity}" for port in dict.fromkeys((own, link)))
-            yield "pcie_errors", files, _total_of(total), (severity,)
+            yield "pcie_errors", tuple(f"{port}/aer_dev_{severity}" for port in ports), _total_of(total), (severity,)
 
 
 def _total_of(total: str) -> Callable[[str], float | None]:
@@ -145,7 +164,4 @@ def _vendor(folder: str) -> str:
 
 
 def _said(path: str) -> str:
-    try:
-        return kernel_files.text(path) or ""
-    except (DeviceFault, DeviceLost):
-        return ""
+    return kernel_files.text(path) or ""

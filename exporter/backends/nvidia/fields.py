@@ -6,12 +6,13 @@ Field numbers and units are those of ``nvml.h``. A driver answers "not supported
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from exporter import units
 from exporter.backends.nvidia.codes import GPU_IS_LOST, NONE_HERE, reason_of
+from exporter.backends.nvidia.missed import Missed
 from exporter.errors import DeviceFault, DeviceLost
 
 _LINK_COUNT, _MOST_LINKS = 91, 64
@@ -125,6 +126,7 @@ LINK_FIELDS: tuple[Field, ...] = (
 """Asked for each link that the board has, whose number is the scope."""
 
 
+Scope = tuple[int, int]
 Chosen = dict[tuple[str, tuple[str, ...]], int]
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})", re.ASCII)
 
@@ -134,6 +136,11 @@ class Asked(NamedTuple):
 
     field: Field
     link: int | None
+
+    @property
+    def scope(self) -> Scope:
+        """What the library is asked with."""
+        return self.field.number, self.link or 0
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -161,26 +168,47 @@ def link_count(nvml: ModuleType, handle: Any) -> int | None:
     return int(number) if answer.nvmlReturn == 0 and 0 <= number <= _MOST_LINKS else None
 
 
-def read(nvml: ModuleType, handle: Any, asked: Sequence[Asked], chosen: Chosen) -> Iterator[Given]:
-    """The values that the board gives, in one call. ``chosen`` keeps which field has answered for what: another that
-    counts from elsewhere is no stand-in later. Raises ``NVMLError``, ``DeviceLost``, and, where no field has answered
-    and one of them has failed, ``DeviceFault``.
-    """
-    # The library counts a field twice where two values are made of it; each is asked for once.
-    scopes = list(dict.fromkeys((each.field.number, each.link or 0) for each in asked))
-    answers = dict(zip(scopes, nvml.nvmlDeviceGetFieldValues(handle, scopes), strict=True))
-    _raise_failed([answer.nvmlReturn for answer in answers.values()])
-    failed = set()
-    for each in asked:
-        answer, of = answers[each.field.number, each.link or 0], (each.field.metric, each.labels)
-        if answer.nvmlReturn not in (0, *_NONE):
-            failed.add(of)
-        if answer.nvmlReturn or of in failed or chosen.get(of, each.field.number) != each.field.number:
-            continue
-        value = each.field.convert(_number(answer))
-        if value is not None:
-            chosen[of] = each.field.number
-            yield Given(each.field.metric, value, each.labels)
+class Questions:
+    """What is asked of a board, in one call: all at first and now and then, in between what has answered before."""
+
+    def __init__(self, asked: Sequence[Asked], chosen: Chosen) -> None:
+        """``chosen`` keeps which field has answered for what: another, which counts from elsewhere, is no stand-in."""
+        self._all, self._chosen = tuple(asked), chosen
+        self._known: tuple[Asked, ...] = ()
+        self._heard: set[Scope] = set()
+        self._missed = Missed()
+
+    def ask(self, nvml: ModuleType, handle: Any) -> Iterator[Given]:
+        """The values that the board gives. Raises ``NVMLError``, ``DeviceLost``, and ``DeviceFault`` where no field has
+        answered and one of them has failed.
+        """
+        rests = self._missed.rests()
+        asked = self._known if rests else self._all
+        if not asked:
+            return
+        # The library counts a field twice where two values are made of it; each is asked for once.
+        scopes = list(dict.fromkeys(each.scope for each in asked))
+        answers = dict(zip(scopes, nvml.nvmlDeviceGetFieldValues(handle, scopes), strict=True))
+        codes = {scope: answer.nvmlReturn for scope, answer in answers.items()}
+        _raise_failed(codes.values())
+        if not rests:
+            self._heard |= {scope for scope, code in codes.items() if code not in _NONE}
+            self._known = tuple(each for each in asked if each.scope in self._heard)
+            self._missed.note(found=False)
+        yield from self._given(asked, answers)
+
+    def _given(self, asked: Iterable[Asked], answers: Mapping[Scope, Any]) -> Iterator[Given]:
+        failed = set()
+        for each in asked:
+            answer, of = answers[each.scope], (each.field.metric, each.labels)
+            if answer.nvmlReturn not in (0, *_NONE):
+                failed.add(of)
+            if answer.nvmlReturn or of in failed or self._chosen.get(of, each.field.number) != each.field.number:
+                continue
+            value = each.field.convert(_number(answer))
+            if value is not None:
+                self._chosen[of] = each.field.number
+                yield Given(each.field.metric, value, each.labels)
 
 
 def _raise_failed(codes: Iterable[int]) -> None:

@@ -37,7 +37,7 @@ class _Board(NamedTuple):
 
     parts: _Parts
     rows: tuple[Read, ...]
-    asked: tuple[fields.Asked, ...]
+    questions: fields.Questions
 
 
 class _Kept:
@@ -122,7 +122,8 @@ class Sampling:
         parts = _Parts(device.mig_mode, fans, links, monitored, reasons)
         if kept.board is None or kept.board.parts != parts:
             rows = (row for row in reads.of_board(fans, reasons) if row.boards and self._wants(*row.metrics))
-            kept.board = _Board(parts, tuple(rows), fields.questions(self._wanted, links, self.driver))
+            asked = fields.questions(self._wanted, links, self.driver)
+            kept.board = _Board(parts, tuple(rows), fields.Questions(asked, kept.chosen))
         return kept.board
 
     def _wants(self, *metrics: str) -> bool:
@@ -144,10 +145,8 @@ class Sampling:
         return kept.numbers.get(about, 0)
 
     def _fields(self, taking: _Taking, device: Device, board: _Board, handle: Any) -> None:
-        if not board.asked:
-            return
         try:
-            taking.given += fields.read(self._nvml, handle, board.asked, taking.kept.chosen)
+            taking.given += board.questions.ask(self._nvml, handle)
         except DeviceFault as fault:
             taking.faults.append(Fault(fault.reason, fault.detail, device.key))
         except self._nvml.NVMLError as error:
