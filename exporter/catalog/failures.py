@@ -64,8 +64,8 @@ FAILURES: dict[str, Family] = {
     ),
     "xid_errors": reading(
         "gpu_xid_errors_total",
-        "Errors that NVIDIA's driver has numbered (XID) since it was last asked to tell of them: anew with a worker, a card "
-        "that comes back, and events that failed.",
+        "Errors that NVIDIA's driver has numbered (XID) since it was last asked to tell of them: anew with a worker, a "
+        "card that comes back, and events that failed.",
         nvidia="nvmlEventSetWait, without waiting",
     ),
     "xid_last_code": reading(
